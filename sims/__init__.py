@@ -1,0 +1,1 @@
+"""Vectorised simulators behind one contract, and the tasks they run."""
