@@ -1,0 +1,40 @@
+"""Reach: bring the tool to a point in the air."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sims.base import Feature
+from sims.tasks.arrays import Array, concat, namespace, norm
+from sims.tasks.base import SceneView, Start, box_feature
+
+TOLERANCE_M = 0.02
+LOW_M, HIGH_M = np.array([0.35, -0.30, 0.08]), np.array([0.65, 0.30, 0.45])
+
+
+class Reach:
+    """Success: the tool is within 2 cm of the goal point."""
+
+    name = "reach"
+    instruction = "move the gripper to the red sphere"
+    max_episode_steps = 50
+    has_object = False
+    goal_dim = 3
+    goal_body = "goal"
+
+    def features(self) -> Feature:
+        names = ("goal_x", "goal_y", "goal_z", "goal_from_tcp_x", "goal_from_tcp_y", "goal_from_tcp_z")
+        return box_feature(names, ("m",) * 6)
+
+    def sample(self, rng: np.random.Generator) -> Start:
+        return Start(object_pose=None, goal=rng.uniform(LOW_M, HIGH_M))
+
+    def observation(self, view: SceneView) -> Array:
+        return concat([view.goal, view.goal - view.tcp])
+
+    def reward(self, view: SceneView) -> Array:
+        distance = norm(view.goal - view.tcp)
+        return namespace(distance).where(distance < TOLERANCE_M, 1.0, 0.9 * (1 - namespace(distance).tanh(5 * distance)))
+
+    def success(self, view: SceneView) -> Array:
+        return norm(view.goal - view.tcp) < TOLERANCE_M
