@@ -1,0 +1,98 @@
+"""The clipped policy-gradient objective of DPPO and the schedules over its fine-tuned denoising steps.
+
+DPPO (Ren et al. 2024, arXiv 2409.00588) runs PPO (Schulman et al. 2017, arXiv 1707.06347) on (decision, i) pairs, where
+i = 0..K'-1 counts the fine-tuned denoising steps and i = 0 is the noisiest. Everything here is a function of flat [N] tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class PPOLoss(NamedTuple):
+    """loss: differentiable scalar. The rest is detached: log_ratio and ratio [N], approx_kl and clip_frac scalars."""
+
+    loss: Tensor
+    log_ratio: Tensor
+    ratio: Tensor
+    approx_kl: Tensor
+    clip_frac: Tensor
+
+
+def clip_schedule(*, ft_steps: int, base: float, coef: float, rate: float) -> Tensor:
+    """Half-width of the ratio interval for each fine-tuned step, [K'] (DPPO, appendix).
+
+    eps_i = base + (coef - base) (exp(rate u) - 1) / (exp(rate) - 1), u = i / (K' - 1): the noisiest step gets ``base``, the
+    last one ``coef``. ``rate = 0`` is the linear limit. A single fine-tuned step gets ``coef`` (u would be 0/0).
+    """
+    if ft_steps <= 1:
+        return torch.full((ft_steps,), coef)
+    u = torch.arange(ft_steps, dtype=torch.float64) / (ft_steps - 1)
+    ramp = u if rate == 0 else torch.expm1(rate * u) / math.expm1(rate)
+    return (base + (coef - base) * ramp).float()
+
+
+def denoising_discount(*, ft_steps: int, gamma: float) -> Tensor:
+    """gamma^(K'-1-i) for i = 0..K'-1, [K'] (DPPO's denoising discount): early, noisy steps count less.
+
+    ``gamma = 0`` trains the last step alone, since 0^0 = 1.
+    """
+    power = torch.arange(ft_steps - 1, -1, -1, dtype=torch.float64)
+    return (gamma**power).float()
+
+
+def normalize_advantage(adv: Tensor, *, eps: float = 1e-8) -> Tensor:
+    """Zero mean and unit standard deviation over the minibatch [N]; a single sample becomes 0, never NaN."""
+    return (adv - adv.mean()) / (adv.std(correction=0) + eps)
+
+
+def clip_to_quantiles(adv: Tensor, *, low: float, high: float) -> Tensor:
+    """Clamp [N] advantages to their own quantiles; (0, 1) returns the input itself."""
+    if low <= 0.0 and high >= 1.0:
+        return adv
+    bounds = torch.quantile(adv, torch.tensor([low, high], dtype=adv.dtype, device=adv.device))
+    return adv.clamp(bounds[0], bounds[1])
+
+
+def kl_k3(log_ratio: Tensor) -> Tensor:
+    """Mean of (r - 1) - log r, r = exp(log_ratio): an unbiased, non-negative estimate of KL(old || new)."""
+    return (log_ratio.exp() - 1.0 - log_ratio).mean()
+
+
+def ppo_clip_loss(*, logp: Tensor, logp_old: Tensor, adv: Tensor, clip: Tensor) -> PPOLoss:
+    """The clipped surrogate (PPO, eq. 7), to be minimised.
+
+    logp, logp_old, adv [N]; clip [N], the half-width of each pair's interval (or one for all, []). adv is already
+    normalised and discounted. loss = mean max(-A r, -A clip(r, 1 - eps, 1 + eps)); approx_kl has the log-probs' units.
+    """
+    log_ratio = logp - logp_old
+    ratio = log_ratio.exp()
+    loss = torch.maximum(-adv * ratio, -adv * ratio.clamp(1.0 - clip, 1.0 + clip)).mean()
+    log_ratio, ratio = log_ratio.detach(), ratio.detach()
+    return PPOLoss(
+        loss=loss,
+        log_ratio=log_ratio,
+        ratio=ratio,
+        approx_kl=(ratio - 1.0 - log_ratio).mean(),
+        clip_frac=((ratio - 1.0).abs() > clip).to(ratio.dtype).mean(),
+    )
+
+
+def value_loss(
+    *, value: Tensor, returns: Tensor, old_value: Tensor | None = None, clip: float | None = None
+) -> Tensor:
+    """Half the mean squared error of the critic, a scalar; value and returns [N].
+
+    With ``clip`` (PPO's value clipping) the worse of the plain error and the error of old_value + clamp(value - old_value).
+    """
+    error = (value - returns).square()
+    if clip is not None:
+        if old_value is None:
+            raise ValueError("value_loss got clip but no old_value: pass the values computed before the update")
+        moved = old_value + (value - old_value).clamp(-clip, clip)
+        error = torch.maximum(error, (moved - returns).square())
+    return 0.5 * error.mean()

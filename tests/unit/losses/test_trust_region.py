@@ -1,0 +1,105 @@
+"""The clipped objective and its schedules, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from robopo.losses.trust_region import (
+    clip_schedule,
+    clip_to_quantiles,
+    denoising_discount,
+    kl_k3,
+    normalize_advantage,
+    ppo_clip_loss,
+    value_loss,
+)
+
+
+def test_clip_schedule_of_ten_steps() -> None:
+    expected = [0.001, 0.00119, 0.00145, 0.00181, 0.00232, 0.00303, 0.00401, 0.00539, 0.00732, 0.01]
+    found = clip_schedule(ft_steps=10, base=0.001, coef=0.01, rate=3.0)
+    torch.testing.assert_close(found, torch.tensor(expected), atol=5e-6, rtol=0)
+
+
+def test_clip_schedule_edge_cases() -> None:
+    assert clip_schedule(ft_steps=0, base=0.001, coef=0.01, rate=3.0).shape == (0,)
+    torch.testing.assert_close(clip_schedule(ft_steps=1, base=0.001, coef=0.01, rate=3.0), torch.tensor([0.01]))
+    torch.testing.assert_close(clip_schedule(ft_steps=4, base=0.01, coef=0.01, rate=3.0), torch.full((4,), 0.01))
+    linear = clip_schedule(ft_steps=3, base=0.0, coef=1.0, rate=0.0)
+    torch.testing.assert_close(linear, torch.tensor([0.0, 0.5, 1.0]))
+
+
+def test_denoising_discount() -> None:
+    torch.testing.assert_close(denoising_discount(ft_steps=3, gamma=0.9), torch.tensor([0.81, 0.9, 1.0]))
+    torch.testing.assert_close(denoising_discount(ft_steps=3, gamma=0.0), torch.tensor([0.0, 0.0, 1.0]))
+    assert denoising_discount(ft_steps=0, gamma=0.9).shape == (0,)
+
+
+def test_normalized_advantage_ignores_a_constant_and_survives_one_sample() -> None:
+    adv = torch.tensor([1.0, 2.0, 3.0])
+    expected = torch.tensor([-1.0, 0.0, 1.0]) * math.sqrt(1.5)
+    torch.testing.assert_close(normalize_advantage(adv), expected)
+    torch.testing.assert_close(normalize_advantage(adv + 7.0), expected)
+    torch.testing.assert_close(normalize_advantage(torch.tensor([4.0])), torch.zeros(1))
+
+
+def test_quantile_clip() -> None:
+    adv = torch.arange(5.0)
+    assert clip_to_quantiles(adv, low=0.0, high=1.0) is adv
+    torch.testing.assert_close(clip_to_quantiles(adv, low=0.25, high=0.75), torch.tensor([1.0, 1.0, 2.0, 3.0, 3.0]))
+
+
+def test_clip_loss_by_hand() -> None:
+    # ratios 1.2, .8, 1.2, .8 with advantages 1, 1, -1, -1 and clip .1:
+    # max(-1.2, -1.1) = -1.1; max(-.8, -.9) = -.8; max(1.2, 1.1) = 1.2; max(.8, .9) = .9; mean = .05
+    ratio = torch.tensor([1.2, 0.8, 1.2, 0.8])
+    adv = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    out = ppo_clip_loss(logp=ratio.log(), logp_old=torch.zeros(4), adv=adv, clip=torch.tensor(0.1))
+    torch.testing.assert_close(out.loss, torch.tensor(0.05))
+    torch.testing.assert_close(out.clip_frac, torch.tensor(1.0))
+    torch.testing.assert_close(out.ratio, ratio)
+    # (1.2 - 1 - ln 1.2 + .8 - 1 - ln .8) / 2 = (0.0176784 + 0.0231436) / 2
+    torch.testing.assert_close(out.approx_kl, torch.tensor(0.020411), atol=1e-6, rtol=0)
+    torch.testing.assert_close(kl_k3(ratio.log()), out.approx_kl)
+
+
+def test_each_pair_has_its_own_clip() -> None:
+    logp = torch.tensor([1.2, 1.2]).log()
+    clip = torch.tensor([0.1, 0.3])
+    out = ppo_clip_loss(logp=logp, logp_old=torch.zeros(2), adv=torch.ones(2), clip=clip)
+    torch.testing.assert_close(out.loss, torch.tensor(-1.15))
+    torch.testing.assert_close(out.clip_frac, torch.tensor(0.5))
+
+
+def test_at_ratio_one_the_gradient_is_the_policy_gradient() -> None:
+    """d loss / d logp = -A / N at the old parameters, whatever the clip (finite differences in float64)."""
+    adv = torch.tensor([0.7, -1.3, 0.2], dtype=torch.float64)
+    old = torch.tensor([-1.0, 0.5, 0.1], dtype=torch.float64)
+    logp = old.clone().requires_grad_()
+    clip = torch.full((3,), 0.05, dtype=torch.float64)
+    out = ppo_clip_loss(logp=logp, logp_old=old, adv=adv, clip=clip)
+    torch.testing.assert_close(out.loss, -adv.mean())
+    (gradient,) = torch.autograd.grad(out.loss, logp)
+    torch.testing.assert_close(gradient, -adv / 3)
+    h = 1e-6
+    for n in range(3):
+        shift = torch.zeros(3, dtype=torch.float64)
+        shift[n] = h
+        up = ppo_clip_loss(logp=old + shift, logp_old=old, adv=adv, clip=clip).loss
+        down = ppo_clip_loss(logp=old - shift, logp_old=old, adv=adv, clip=clip).loss
+        torch.testing.assert_close((up - down) / (2 * h), gradient[n], atol=1e-8, rtol=1e-6)
+
+
+def test_value_loss() -> None:
+    value, returns, old = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0])
+    torch.testing.assert_close(value_loss(value=value, returns=returns), torch.tensor(1.25))
+    # clipped values 1, 1.5: errors max(1, 1) = 1 and max(4, .25) = 4
+    torch.testing.assert_close(value_loss(value=value, returns=returns, old_value=old, clip=0.5), torch.tensor(1.25))
+    # moving towards the return by more than the clip: value 0 -> error 0, clipped 0.5 -> error .25
+    near = value_loss(value=torch.zeros(1), returns=torch.zeros(1), old_value=torch.ones(1), clip=0.5)
+    torch.testing.assert_close(near, torch.tensor(0.125))
+    with pytest.raises(ValueError, match="old_value"):
+        value_loss(value=value, returns=returns, clip=0.5)
