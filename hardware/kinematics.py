@@ -1,7 +1,8 @@
 """Batched forward kinematics, Jacobians and damped-least-squares inverse kinematics of a serial arm, in numpy.
 
 The same functions turn end-effector actions into joint targets in the simulator and in front of a real arm, so a policy
-meets one controller in both places. Frames are written ``R [..., 3, 3]`` and ``p [..., 3]``; angles are radians, metres.
+meets one controller in both places. Frames are written ``R [..., 3, 3]`` and ``p [..., 3]``; angles are radians,
+metres.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Array = NDArray[np.floating[Any]]
 
 
 def rotation_from_quaternion(quaternion: Array) -> Array:
-    """quaternion [..., 4] (wxyz, any non-zero length) → rotation matrices [..., 3, 3]."""
+    """Quaternion [..., 4] (wxyz, any non-zero length) → rotation matrices [..., 3, 3]."""
     w, x, y, z = np.moveaxis(quaternion / np.linalg.norm(quaternion, axis=-1, keepdims=True), -1, 0)
     rows = (
         (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
@@ -70,11 +71,13 @@ class SerialChain:
 
     @property
     def num_joints(self) -> int:
-        """n."""
+        """N."""
         return len(self.offset)
 
     def joint_frames(self, q: Array) -> tuple[Array, Array]:
-        """q [B, n] → rotations [n+1, B, 3, 3] and positions [n+1, B, 3] of the joints, the tool last, in the base frame."""
+        """Q [B, n] → rotations [n+1, B, 3, 3] and positions [n+1, B, 3] of the joints, the tool last, in the base
+        frame.
+        """
         batch, count = q.shape
         rotations, positions = np.empty((count + 1, batch, 3, 3)), np.empty((count + 1, batch, 3))
         cos, sin = np.cos(q)[..., None], np.sin(q)[..., None]
@@ -95,12 +98,12 @@ class SerialChain:
         return rotations, positions
 
     def forward(self, q: Array) -> tuple[Array, Array]:
-        """q [B, n] → tool position [B, 3] and rotation [B, 3, 3] in the base frame."""
+        """Q [B, n] → tool position [B, 3] and rotation [B, 3, 3] in the base frame."""
         rotations, positions = self.joint_frames(q)
         return positions[-1], rotations[-1]
 
     def forward_and_jacobian(self, q: Array) -> tuple[Array, Array, Array]:
-        """q [B, n] → tool position [B, 3], rotation [B, 3, 3], geometric Jacobian [B, 6, n] (linear rows first)."""
+        """Q [B, n] → tool position [B, 3], rotation [B, 3, 3], geometric Jacobian [B, 6, n] (linear rows first)."""
         rotations, positions = self.joint_frames(q)
         axes = rotations[:-1, ..., 2]  # [n, B, 3]
         lever = positions[-1] - positions[:-1]
@@ -131,8 +134,8 @@ def track_delta(
 ) -> Array:
     """Joint targets [B, n] that move the tool from its pose at q [B, n] by ``delta`` [B, 6] within ``dt_s``.
 
-    delta: translation (m) and rotation vector (rad), both in base axes. Joint limits hold, and no joint is asked to move
-    faster than ``velocity_rad_s``; a motion that would need more is cut short joint by joint.
+    delta: translation (m) and rotation vector (rad), both in base axes. Joint limits hold, and no joint is asked to
+    move faster than ``velocity_rad_s``; a motion that would need more is cut short joint by joint.
     """
     position, rotation = chain.forward(q)
     target_position = position + delta[:, :3]

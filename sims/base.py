@@ -1,7 +1,8 @@
 """The contract of every vectorised simulator.
 
-One call advances every environment by one control step. Autoreset is SAME_STEP (gymnasium's word): the step that ends an
-episode already returns the first observation of the next one in ``obs``, and the true last observation in ``final_obs``.
+One call advances every environment by one control step. Autoreset is SAME_STEP (gymnasium's word): the step that ends
+an episode already returns the first observation of the next one in ``obs``, and the true last observation in
+``final_obs``.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Step(NamedTuple):
     """Result of one control step over E environments.
 
     obs: entries [E, D], after autoreset where an episode ended. final_obs: entries [E, D], the observation before any
-    autoreset, valid in every row. reward [E] float32; terminated, truncated [E] bool. info: ``success`` [E] bool (of the
-    step, before autoreset), ``episode_return`` [E], ``episode_length`` [E], ``diverged`` [E] bool.
+    autoreset, valid in every row. reward [E] float32; terminated, truncated [E] bool. info: ``success`` [E] bool (of
+    the step, before autoreset), ``episode_return`` [E], ``episode_length`` [E], ``diverged`` [E] bool.
     """
 
     obs: dict[str, FloatArray]
@@ -82,8 +83,8 @@ class VecSim(Protocol):
     def reset(self, seed: Seed = None, mask: BoolArray | None = None) -> dict[str, FloatArray]:
         """Start new episodes where ``mask`` [E] (default: everywhere) and return observations of all environments.
 
-        seed: an int seeds environment i by (seed, i), whatever E is; an array [E] gives each environment its own episode
-        seed; None continues each environment's generator.
+        seed: an int seeds environment i by (seed, i), whatever E is; an array [E] gives each environment its own
+        episode seed; None continues each environment's generator.
         """
         ...
 
@@ -107,7 +108,9 @@ class VecSim(Protocol):
         """Continue exactly from what ``state()`` returned."""
         ...
 
-    def render(self, env: int = 0, *, camera: str | None = None, width: int = 320, height: int = 240) -> NDArray[np.uint8]:
+    def render(
+        self, env: int = 0, *, camera: str | None = None, width: int = 320, height: int = 240
+    ) -> NDArray[np.uint8]:
         """One RGB frame [height, width, 3] of environment ``env``."""
         ...
 

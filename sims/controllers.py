@@ -49,7 +49,10 @@ class JointTargetController:
             units, bound = ("m",) * 3 + ("rad",) * 3, np.array([MAX_STEP_M] * 3 + [MAX_STEP_RAD] * 3)
             low, high = -bound, bound
         else:
-            names, units = tuple(f"joint{i + 1}" for i in range(self.chain.num_joints)), ("rad",) * self.chain.num_joints
+            names, units = (
+                tuple(f"joint{i + 1}" for i in range(self.chain.num_joints)),
+                ("rad",) * self.chain.num_joints,
+            )
             low, high = self.chain.low_rad, self.chain.high_rad
             if self.mode is ActionMode.JOINT_DELTA:
                 high = self.chain.velocity_rad_s / self.control_hz
@@ -63,7 +66,7 @@ class JointTargetController:
         )
 
     def resolve(self, reference: Array, action: Array) -> tuple[Array, Array]:
-        """reference [B, n] last joint targets, action [B, A] → joint targets [B, n] (within limits), opening [B]."""
+        """Reference [B, n] last joint targets, action [B, A] → joint targets [B, n] (within limits), opening [B]."""
         feature = self.feature
         action = np.clip(action, feature.low, feature.high)
         dt_s = 1.0 / self.control_hz

@@ -179,7 +179,9 @@ class MujocoVec:
     # ------------------------------------------------------------------ step
 
     def step(self, action: FloatArray, mask: BoolArray | None = None) -> Step:
-        """See ``VecSim.step``. A diverged environment ends as terminated with reward 0; its last good state is final_obs."""
+        """See ``VecSim.step``. A diverged environment ends as terminated with reward 0; its last good state is
+        final_obs.
+        """
         action = self._checked_action(action)
         active = np.ones(self.num_envs, dtype=bool) if mask is None else self._checked_mask(mask)
         rows = np.flatnonzero(active)
@@ -275,7 +277,9 @@ class MujocoVec:
         self._episode, self._steps = np.array(state["episode"]), np.array(state["steps"])
         self._return, self.diverged_count = np.array(state["return"]), int(state["diverged_count"])
 
-    def render(self, env: int = 0, *, camera: str | None = None, width: int = 320, height: int = 240) -> NDArray[np.uint8]:
+    def render(
+        self, env: int = 0, *, camera: str | None = None, width: int = 320, height: int = 240
+    ) -> NDArray[np.uint8]:
         """See ``VecSim.render``; camera None is ``front``."""
         data = self._scratch
         mujoco.mj_setState(self.model, data, self._physics[env], mujoco.mjtState.mjSTATE_FULLPHYSICS)

@@ -30,7 +30,7 @@ def open_gl_context(width: int, height: int) -> Any:
         try:
             context = importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
             context.make_current()
-        except Exception as error:  # each back end fails in its own way: missing library, no device, wrong platform
+        except Exception as error:  # noqa: BLE001  each back end fails in its own way: missing library, no device, wrong platform
             failures.append(f"{backend}: {type(error).__name__}: {error}")
         else:
             return context

@@ -94,7 +94,7 @@ def state_observation(view: SceneView) -> Array:
 
 
 def yaw_quaternion(yaw_rad: float) -> NDArray[np.float64]:
-    """wxyz quaternion of a turn about the vertical."""
+    """Wxyz quaternion of a turn about the vertical."""
     return np.array([np.cos(0.5 * yaw_rad), 0.0, 0.0, np.sin(0.5 * yaw_rad)])
 
 
@@ -110,6 +110,8 @@ def object_names(prefix: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def sample_object(rng: np.random.Generator, x: Any, y: Any, height_m: float, yaw_rad: float) -> NDArray[np.float64]:
-    """Object pose [7] resting on the table, uniform in the rectangle x = (low, high), y = (low, high), yaw in ±yaw_rad."""
+    """Object pose [7] resting on the table, uniform in the rectangle x = (low, high), y = (low, high), yaw in
+    ±yaw_rad.
+    """
     position = [rng.uniform(*x), rng.uniform(*y), height_m]
     return np.concatenate([position, yaw_quaternion(rng.uniform(-yaw_rad, yaw_rad))])

@@ -34,7 +34,9 @@ class Reach:
 
     def reward(self, view: SceneView) -> Array:
         distance = norm(view.goal - view.tcp)
-        return namespace(distance).where(distance < TOLERANCE_M, 1.0, 0.9 * (1 - namespace(distance).tanh(5 * distance)))
+        return namespace(distance).where(
+            distance < TOLERANCE_M, 1.0, 0.9 * (1 - namespace(distance).tanh(5 * distance))
+        )
 
     def success(self, view: SceneView) -> Array:
         return norm(view.goal - view.tcp) < TOLERANCE_M
