@@ -32,13 +32,13 @@ def gae(
 ) -> GAE:
     """Advantages of T decisions in E environments.
 
-    All inputs are [T, E]. ``next_value[t]`` is V of the TRUE observation that followed decision t (before any autoreset),
-    so a truncated episode bootstraps from its own last observation, a terminated one from 0, and the recursion stops at
-    either flag.
+    All inputs are [T, E]. ``next_value[t]`` is V of the TRUE observation that followed decision t (before any
+    autoreset), so a truncated episode bootstraps from its own last observation, a terminated one from 0, and the
+    recursion stops at either flag.
 
-    ``legacy`` reproduces the published implementation, which ignores truncation: the next value is ``value[t + 1]``, even
-    when that belongs to a new episode, and its advantage leaks back across the boundary. It takes only the last row of
-    ``next_value``.
+    ``legacy`` reproduces the published implementation, which ignores truncation: the next value is ``value[t + 1]``,
+    even when that belongs to a new episode, and its advantage leaks back across the boundary. It takes only the last
+    row of ``next_value``.
     """
     running = (~terminated).to(value.dtype)  # [T, E]
     if legacy:

@@ -1,7 +1,7 @@
 """The clipped policy-gradient objective of DPPO and the schedules over its fine-tuned denoising steps.
 
 DPPO (Ren et al. 2024, arXiv 2409.00588) runs PPO (Schulman et al. 2017, arXiv 1707.06347) on (decision, i) pairs, where
-i = 0..K'-1 counts the fine-tuned denoising steps and i = 0 is the noisiest. Everything here is a function of flat [N] tensors.
+i = 0..K'-1 counts the fine-tuned denoising steps and i = 0 is the noisiest. Everything here works on flat [N] tensors.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class PPOLoss(NamedTuple):
 def clip_schedule(*, ft_steps: int, base: float, coef: float, rate: float) -> Tensor:
     """Half-width of the ratio interval for each fine-tuned step, [K'] (DPPO, appendix).
 
-    eps_i = base + (coef - base) (exp(rate u) - 1) / (exp(rate) - 1), u = i / (K' - 1): the noisiest step gets ``base``, the
-    last one ``coef``. ``rate = 0`` is the linear limit. A single fine-tuned step gets ``coef`` (u would be 0/0).
+    eps_i = base + (coef - base) (exp(rate u) - 1) / (exp(rate) - 1), u = i / (K' - 1): the noisiest step gets ``base``,
+    the last one ``coef``. ``rate = 0`` is the linear limit. A single fine-tuned step gets ``coef`` (u would be 0/0).
     """
     if ft_steps <= 1:
         return torch.full((ft_steps,), coef)
@@ -82,12 +82,11 @@ def ppo_clip_loss(*, logp: Tensor, logp_old: Tensor, adv: Tensor, clip: Tensor) 
     )
 
 
-def value_loss(
-    *, value: Tensor, returns: Tensor, old_value: Tensor | None = None, clip: float | None = None
-) -> Tensor:
+def value_loss(*, value: Tensor, returns: Tensor, old_value: Tensor | None = None, clip: float | None = None) -> Tensor:
     """Half the mean squared error of the critic, a scalar; value and returns [N].
 
-    With ``clip`` (PPO's value clipping) the worse of the plain error and the error of old_value + clamp(value - old_value).
+    With ``clip`` (PPO's value clipping): the worse of the plain error and the error of
+    old_value + clamp(value - old_value, -clip, clip).
     """
     error = (value - returns).square()
     if clip is not None:
