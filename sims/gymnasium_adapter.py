@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
 
 from sims.base import Feature, VecSim
 
@@ -19,7 +20,7 @@ def box(feature: Feature, *, bounded: bool) -> gymnasium.spaces.Box:
     return gymnasium.spaces.Box(low, high, shape=feature.shape, dtype=np.dtype(feature.dtype).type)
 
 
-class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[dict[str, np.ndarray], np.ndarray, np.ndarray]):
+class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[dict[str, NDArray[Any]], NDArray[Any], NDArray[Any]]):
     """SAME_STEP autoreset; the true last observation of an ended episode is ``info["final_obs"]``, masked by
     ``_final_obs``.
     """
@@ -33,7 +34,9 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[dict[str, np.ndarray], np.nd
             "render_fps": sim.spec.control_hz,
         }
         self.render_mode = "rgb_array"
-        entries = {name: box(feature, bounded=False) for name, feature in sim.spec.observation.items()}
+        entries: dict[str, gymnasium.Space[Any]] = {}
+        for name, feature in sim.spec.observation.items():
+            entries[name] = box(feature, bounded=False)
         self.single_observation_space = gymnasium.spaces.Dict(entries)
         self.single_action_space = box(sim.spec.action, bounded=True)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -41,15 +44,15 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[dict[str, np.ndarray], np.nd
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """options: ``reset_mask`` bool [E] resets a part, as in gymnasium."""
         mask = None if options is None else options.get("reset_mask")
         seeds = np.array(seed) if isinstance(seed, list) else seed
         return dict(self.sim.reset(seeds, mask)), {}
 
     def step(
-        self, actions: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        self, actions: NDArray[Any]
+    ) -> tuple[dict[str, NDArray[Any]], NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """One control step of every environment."""
         step = self.sim.step(actions)
         done = step.terminated | step.truncated
@@ -58,7 +61,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv[dict[str, np.ndarray], np.nd
             info["final_obs"], info["_final_obs"] = step.final_obs, done
         return step.obs, step.reward.astype(np.float64), step.terminated, step.truncated, info
 
-    def render(self) -> tuple[np.ndarray, ...]:
+    def render(self) -> tuple[NDArray[Any], ...]:
         """One frame of each environment."""
         return tuple(self.sim.render(env) for env in range(self.num_envs))
 

@@ -146,7 +146,7 @@ class MujocoVec:
     def _begin(self, rows: NDArray[np.int64]) -> None:
         """Start the next episode of each environment in ``rows``; draws only from that environment's generator."""
         for row in rows:
-            rng = episode_generator(self._keys[row], self._episode[row])
+            rng = episode_generator(int(self._keys[row]), int(self._episode[row]))
             start = self.task.sample(rng)
             joints = np.array(FRANKA_HOME_RAD) + rng.uniform(-HOME_NOISE_RAD, HOME_NOISE_RAD, NUM_JOINTS)
             qpos = self.model.qpos0.copy()
@@ -220,7 +220,7 @@ class MujocoVec:
         ramp = (np.arange(1, self._substeps + 1) / self._substeps)[None, :, None]
         control = reference[:, None] + ramp * (command - reference)[:, None]
         states, _ = self._pool.rollout(self.model, self._workers, before, control)
-        after = states[:, -1]
+        after = np.asarray(states)[:, -1]
         with np.errstate(invalid="ignore"):
             bad = ~np.isfinite(after).all(axis=1) | (np.abs(after[:, self._qvel]).max(axis=1) > MAX_SPEED)
         self._physics[rows] = np.where(bad[:, None], before, after)

@@ -6,7 +6,7 @@ environment's start from its own numpy generator.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +41,12 @@ class Start(NamedTuple):
 class Task(Protocol):
     """A tabletop task for one arm."""
 
-    name: str
-    instruction: str
-    max_episode_steps: int
-    has_object: bool
-    goal_dim: int
-    goal_body: str | None
+    name: ClassVar[str]
+    instruction: ClassVar[str]
+    max_episode_steps: ClassVar[int]
+    has_object: ClassVar[bool]
+    goal_dim: ClassVar[int]
+    goal_body: ClassVar[str | None]
     """Mocap body drawn at the goal position (its first numbers), or None."""
 
     def features(self) -> Feature:

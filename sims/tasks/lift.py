@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from sims.base import Feature
@@ -18,12 +20,12 @@ REACH_M = 0.06
 class Lift:
     """Success: the cube's centre is 10 cm above the table and within 6 cm of the tool."""
 
-    name = "lift"
-    instruction = "pick up the red cube"
-    max_episode_steps = 100
-    has_object = True
-    goal_dim = 0
-    goal_body = None
+    name: ClassVar[str] = "lift"
+    instruction: ClassVar[str] = "pick up the red cube"
+    max_episode_steps: ClassVar[int] = 100
+    has_object: ClassVar[bool] = True
+    goal_dim: ClassVar[int] = 0
+    goal_body: ClassVar[str | None] = None
 
     def features(self) -> Feature:
         return box_feature(*object_names("cube"))

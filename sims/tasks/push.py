@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from sims.base import Feature
@@ -15,12 +17,12 @@ TOLERANCE_M = 0.03
 class Push:
     """Success: the cube's centre is within 3 cm of the disc's centre, on the table."""
 
-    name = "push"
-    instruction = "push the blue cube onto the green disc"
-    max_episode_steps = 120
-    has_object = True
-    goal_dim = 2
-    goal_body = "goal"
+    name: ClassVar[str] = "push"
+    instruction: ClassVar[str] = "push the blue cube onto the green disc"
+    max_episode_steps: ClassVar[int] = 120
+    has_object: ClassVar[bool] = True
+    goal_dim: ClassVar[int] = 2
+    goal_body: ClassVar[str | None] = "goal"
 
     def features(self) -> Feature:
         names, units = object_names("cube")

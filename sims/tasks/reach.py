@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from sims.base import Feature
@@ -15,12 +17,12 @@ LOW_M, HIGH_M = np.array([0.35, -0.30, 0.08]), np.array([0.65, 0.30, 0.45])
 class Reach:
     """Success: the tool is within 2 cm of the goal point."""
 
-    name = "reach"
-    instruction = "move the gripper to the red sphere"
-    max_episode_steps = 50
-    has_object = False
-    goal_dim = 3
-    goal_body = "goal"
+    name: ClassVar[str] = "reach"
+    instruction: ClassVar[str] = "move the gripper to the red sphere"
+    max_episode_steps: ClassVar[int] = 50
+    has_object: ClassVar[bool] = False
+    goal_dim: ClassVar[int] = 3
+    goal_body: ClassVar[str | None] = "goal"
 
     def features(self) -> Feature:
         names = ("goal_x", "goal_y", "goal_z", "goal_from_tcp_x", "goal_from_tcp_y", "goal_from_tcp_z")
