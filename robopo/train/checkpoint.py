@@ -1,8 +1,8 @@
 """Checkpoint folders that are either whole or absent.
 
 ``run_dir/checkpoints/step_00000012/`` is a policy folder (``robopo.policies.io``) plus the training state and a
-manifest with the size and SHA-256 of each file. It is written under a temporary name, flushed to the disk and then renamed; the
-manifest tells a folder that the disk damaged later from a good one.
+manifest with the size and SHA-256 of each file. It is written under a temporary name, flushed to the disk and then
+renamed; the manifest tells a folder that the disk damaged later from a good one.
 """
 
 from __future__ import annotations

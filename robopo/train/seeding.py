@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,3 +58,23 @@ class SeedTree:
         random.seed(self.int("python"))
         np.random.seed(self.int("numpy") % 2**32)
         torch.manual_seed(self.int("torch"))
+
+
+def global_rng_state() -> dict[str, Any]:
+    """State of the process-wide generators (Python, numpy, torch, every CUDA device in use), as a state tree."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": list(cuda),
+    }
+
+
+def restore_global_rng(state: dict[str, Any]) -> None:
+    """Inverse of ``global_rng_state``; CUDA devices that are not here are left out."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all(state["cuda"])
