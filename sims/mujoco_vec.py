@@ -209,7 +209,7 @@ class MujocoVec:
         return Step(obs, reward.astype(np.float32), terminated, truncated, final_obs, info)
 
     def _advance(self, rows: NDArray[np.int64], action: NDArray[np.float64]) -> BoolArray:
-        """Run one control step of environments ``rows``; returns which of them diverged (those keep their old state)."""
+        """Run one control step of ``rows``; returns which of them diverged (those keep their old state)."""
         before = self._physics[rows]
         joints = before[:, self._qpos][:, self._joint]
         reference = self._reference[rows]
