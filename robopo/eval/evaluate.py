@@ -20,10 +20,7 @@ from torch import Tensor
 
 from robopo.errors import ConfigError, NonFiniteError, ShapeError, did_you_mean
 from robopo.eval.records import EpisodeRow, EvalReport
-from sims.base import BoolArray, FloatArray, Step, VecSim
-
-OnStep = Callable[[BoolArray, Step], None]
-"""Called after each control step with the environments [E] that were playing and what came back."""
+from sims.base import BoolArray, FloatArray, VecSim
 
 
 class ActorSpec(Protocol):
@@ -68,14 +65,13 @@ def evaluate(
     action_steps: int | None = None,
     max_steps: int | None = None,
     device: torch.device | str = "cpu",
-    on_step: OnStep | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> EvalReport:
     """Play one episode per seed, E at a time.
 
     noise_seed: with an episode's seed, decides the policy's initial noise. deterministic: nothing else is random.
     action_steps, max_steps: override the executed rows Ta per chunk and the simulator's episode limit (only downward).
-    progress: called with the number of episodes finished so far. on_step: sees every control step.
+    progress: called with the number of episodes finished so far.
     """
     _check_match(policy.spec, sim)
     seeds = _checked_seeds(seeds)
@@ -90,7 +86,7 @@ def evaluate(
         for first in range(0, len(seeds), sim.num_envs):
             batch = seeds[first : first + sim.num_envs]
             player = _Player(policy, batch, sim.num_envs, noise_seed, deterministic, device)
-            rows += _play(player, sim, batch, rows_per_chunk, limit, on_step)
+            rows += _play(player, sim, batch, rows_per_chunk, limit)
             if progress is not None:
                 progress(len(rows))
     facts = {
@@ -164,9 +160,7 @@ class _Player:
         return np.where(playing[:, None, None], array, np.float32(0.0))
 
 
-def _play(
-    player: _Player, sim: VecSim, seeds: Sequence[int], rows_per_chunk: int, limit: int, on_step: OnStep | None
-) -> list[EpisodeRow]:
+def _play(player: _Player, sim: VecSim, seeds: Sequence[int], rows_per_chunk: int, limit: int) -> list[EpisodeRow]:
     """Play ``seeds`` (at most E of them) to their ends; environments beyond them idle."""
     count = sim.num_envs
     padded = np.array([*seeds, *[seeds[-1]] * (count - len(seeds))], dtype=np.int64)
@@ -178,8 +172,6 @@ def _play(
         chunk = player.chunk(playing)
         for row in range(rows_per_chunk):
             step = sim.step(chunk[:, row], mask=playing if sim.spec.maskable else None)
-            if on_step is not None:
-                on_step(playing, step)
             steps += playing
             total += np.where(playing, step.reward, 0.0)
             solved = np.asarray(step.info["success"], dtype=np.bool_)
