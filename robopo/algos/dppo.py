@@ -125,7 +125,7 @@ class DPPO:
             actor_lr=rates[0], critic_lr=rates[1], epochs=epochs, iteration=self.iteration
         )
         if not all(map(math.isfinite, (metrics.actor_grad_norm, metrics.critic_grad_norm))):
-            self._raise_nonfinite(data, on_nonfinite)
+            self._raise_nonfinite(batch, data, on_nonfinite)
         self.iteration += 1
         return metrics
 
@@ -238,20 +238,22 @@ class DPPO:
         named = dict(zip(DPPOMetrics._fields[: len(log) - len(deviation)], log, strict=False))
         return DPPOMetrics(**named, ratio_deviation=tuple(log[len(named) :]))
 
-    def _raise_nonfinite(self, data: _Samples, on_nonfinite: Callable[[str, Tensor], None] | None) -> NoReturn:
-        """Name the cause: first the batch, then the targets, then the gradient of the last step."""
-        parts: dict[str, Tensor | None] = {f"batch.obs.{key}": value for key, value in data.obs.items()}
-        parts |= {"batch.latents": data.latents, "batch.log_probs": data.log_probs, "critic value": data.value}
-        parts |= {"advantage": data.advantage, "return": data.returns, "base policy's latents": data.base_latents}
-        for prefix, module in (("actor", self.policy.net), ("critic", self.critic)):
-            parts |= {f"{prefix} parameter {name}": p for name, p in module.named_parameters()}
-            parts |= {f"{prefix} gradient of {name}": p.grad for name, p in module.named_parameters()}
-        name, tensor = first_nonfinite(parts) or ("gradient of an earlier minibatch", data.advantage)
+    def _raise_nonfinite(
+        self, batch: RolloutBatch, data: _Samples, on_nonfinite: Callable[[str, Tensor], None] | None
+    ) -> NoReturn:
+        """Name the cause: first the batch, then the weights, the targets, and last the gradients."""
+        parts: dict[str, Tensor | None] = {f"batch.obs.{key}": value for key, value in batch.obs.items()}
+        parts |= {f"batch.next_obs.{key}": value for key, value in batch.next_obs.items()}
+        parts |= {f"batch.{name}": getattr(batch, name) for name in ("latents", "log_probs", "reward")}
+        modules = {"actor": self.policy.net, "critic": self.critic}
+        named = [(f"{who} {name}", p) for who, module in modules.items() for name, p in module.named_parameters()]
+        parts |= dict(named)
+        parts |= {"value": data.value, "advantage": data.advantage, "base latents": data.base_latents}
+        parts |= {f"gradient of {name}": p.grad for name, p in named}
+        name, tensor = first_nonfinite(parts) or ("a gradient of an earlier minibatch", data.advantage)
         if on_nonfinite is not None:
             on_nonfinite(name, tensor)
-        raise NonFiniteError(
-            f"{name} is NaN or infinite at iteration {self.iteration}; steps with such gradients were skipped"
-        )
+        raise NonFiniteError(f"{name} is NaN or infinite at iteration {self.iteration}; such steps were skipped")
 
     def _set_learning_rates(self) -> tuple[float, float]:
         """Rates (actor, critic) of this iteration; the actor's clock starts when its learning does."""
