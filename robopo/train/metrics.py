@@ -16,6 +16,8 @@ def flat(metrics: Any, prefix: str = "") -> dict[str, Any]:
         items = {field.name: getattr(metrics, field.name) for field in dataclasses.fields(metrics)}
     elif isinstance(metrics, tuple) and hasattr(metrics, "_asdict"):
         items = cast("dict[str, Any]", metrics._asdict())  # pyright: ignore[reportAttributeAccessIssue] - a NamedTuple
+    elif isinstance(metrics, tuple | list):
+        items = {str(i): value for i, value in enumerate(cast("tuple[Any, ...]", metrics))}
     elif isinstance(metrics, Mapping):
         items = dict(cast("Mapping[str, Any]", metrics))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 SHOWN = {
     "success": "success {:.1%}",
+    "train/success": "noisy success {:.1%}",
     "return": "return {:.2f}",
     "loss": "loss {:.4f}",
     "steps_per_s": "{:,.0f} steps/s",
@@ -56,7 +58,7 @@ class TrainProgress:
 
     def update(self, done: int, metrics: Mapping[str, float]) -> None:
         """Show that ``done`` iterations are finished; a metric missing this time keeps its last value."""
-        self._shown.update({name: float(metrics[name]) for name in SHOWN if name in metrics})
+        self._shown.update({name: float(metrics[name]) for name in SHOWN if math.isfinite(metrics.get(name, math.nan))})
         text = "  ".join(SHOWN[name].format(value) for name, value in self._shown.items())
         self._bar.update(self._task, completed=done, metrics=text)
         now = time.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,11 +60,25 @@ class OnPolicyAlgorithm(Stateful, Protocol):
     def update(self, batch: RolloutBatch, *, generator: torch.Generator) -> Any: ...
 
 
-class RolloutSource(Stateful, Protocol):
-    """Acts in a simulator. ``stats`` counts what happened in the last ``collect``."""
+class Stats(Protocol):
+    """What one ``collect`` did; rates and means are NaN when no episode finished."""
 
     @property
-    def stats(self) -> Any: ...
+    def env_steps(self) -> int: ...
+    @property
+    def episodes(self) -> Sequence[Any]: ...
+    @property
+    def success_rate(self) -> float: ...
+    @property
+    def mean_return(self) -> float: ...
+    @property
+    def mean_length(self) -> float: ...
+
+
+class RolloutSource(Stateful, Protocol):
+    """Acts in a simulator; ``stats`` are of the last ``collect``."""
+
+    stats: Any  # Stats | None
 
     def collect(self, num_decisions: int, generator: torch.Generator) -> RolloutBatch: ...
 
@@ -121,7 +135,7 @@ class OnPolicyStage:
         self._evidence: dict[str, Tree] = {}
 
     def step(self, guard: NanGuard) -> dict[str, float]:
-        """One iteration; metrics carry ``env_steps`` (so far), ``steps_per_s``, the rollout's and the update's."""
+        """One iteration; its metrics: ``env_steps`` so far, ``steps_per_s``, the rollout's and the update's."""
         began = time.monotonic()
         batch = self._collector.collect(self._num_decisions, self._generators["sample"])
         collected = time.monotonic()
@@ -132,16 +146,18 @@ class OnPolicyStage:
         for name, module in self._modules.items():
             guard.check(name, module.state_dict())
         self._evidence = {}
-        stats = to_scalars(self._collector.stats)
-        env_steps = int(stats.pop("env_steps"))
-        self._env_steps += env_steps
+        stats: Stats = self._collector.stats
+        self._env_steps += stats.env_steps
         finished = time.monotonic()
         return {
             "env_steps": float(self._env_steps),
-            "steps_per_s": env_steps / max(finished - began, 1e-9),
+            "steps_per_s": stats.env_steps / max(finished - began, 1e-9),
+            "train/episodes": float(len(stats.episodes)),
+            "train/success": stats.success_rate,
+            "return": stats.mean_return,
+            "train/length": stats.mean_length,
             "time/collect_s": collected - began,
             "time/update_s": finished - collected,
-            **stats,
             **metrics,
         }
 

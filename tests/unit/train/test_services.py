@@ -26,8 +26,13 @@ class Losses(NamedTuple):
 
 
 def test_metrics_of_any_shape_become_floats() -> None:
-    metrics = {"loss": Losses(torch.tensor(2.0), None), "kl": torch.tensor([[1.0, 3.0]]), "n": np.int64(4)}
-    assert to_scalars(metrics) == {"kl/0": 1.0, "kl/1": 3.0, "loss/actor": 2.0, "n": 4.0}
+    metrics = {
+        "loss": Losses(torch.tensor(2.0), None),
+        "kl": torch.tensor([[1.0, 3.0]]),
+        "n": np.int64(4),
+        "pair": (1.0, 2.0),
+    }
+    assert to_scalars(metrics) == {"kl/0": 1.0, "kl/1": 3.0, "loss/actor": 2.0, "n": 4.0, "pair/0": 1.0, "pair/1": 2.0}
 
 
 def test_logger_writes_lines_and_tensorboard(tmp_path: Path) -> None:

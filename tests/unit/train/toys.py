@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ from robopo.types import RolloutBatch
 E, D = 3, 2
 
 
+@dataclass(frozen=True)
+class ToyStats:
+    env_steps: int
+    mean_return: float
+    episodes: tuple[int, ...] = (0, 1)
+    success_rate: float = float("nan")
+    mean_length: float = 4.0
+
+
 class ToyCollector:
     """A drifting state per environment, pushed by the policy's output and by the simulator's own noise."""
 
@@ -25,7 +35,7 @@ class ToyCollector:
         self._policy = policy
         self._rng = seeds.numpy("sim")
         self._position = np.zeros((E, D))
-        self.stats: dict[str, float] = {}
+        self.stats: ToyStats | None = None
         self.poison_at = -1
         self._calls = 0
 
@@ -43,7 +53,7 @@ class ToyCollector:
             reward[0, 1] = torch.nan
         self._calls += 1
         flag = torch.zeros_like(reward, dtype=torch.bool)
-        self.stats = {"env_steps": float(reward.numel()), "return": float(reward.sum())}
+        self.stats = ToyStats(reward.numel(), float(reward.sum()))
         latents = torch.zeros(num_decisions, E, 2, 1, D)
         log_probs = torch.zeros(num_decisions, E, 1)
         return RolloutBatch({"state": obs}, {"state": obs}, latents, log_probs, reward, flag, flag, flag)
