@@ -50,7 +50,7 @@ def record_episodes(
 
 
 def annotate(clip: Clip, label: str = "") -> Frame:
-    """Frames [T, height + STRIP_PX, width, 3]: the clip's, above a strip that names the outcome in words and colour."""
+    """Frames [T, height + STRIP_PX, width, 3]: the clip's, below a strip that names the outcome in words and colour."""
     from PIL import Image, ImageDraw
 
     count, height, width, _ = clip.frames.shape
@@ -60,8 +60,8 @@ def annotate(clip: Clip, label: str = "") -> Frame:
     caption = "  ".join(part for part in (label, f"seed {clip.row.seed}", outcome) if part)
     ImageDraw.Draw(image).text((6, STRIP_PX // 2), caption, fill=(255, 255, 255), anchor="lm")
     out = np.empty((count, height + STRIP_PX, width, 3), np.uint8)
-    out[:, :height] = clip.frames
-    out[:, height:] = np.asarray(image)
+    out[:, :STRIP_PX] = np.asarray(image)  # on top, where a player's controls don't cover it
+    out[:, STRIP_PX:] = clip.frames
     return out
 
 

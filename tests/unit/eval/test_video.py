@@ -38,12 +38,12 @@ def test_filming_changes_no_outcome() -> None:
 
 
 @pytest.mark.parametrize(("success", "color"), [(True, SUCCESS_RGB), (False, FAILURE_RGB)])
-def test_outcome_is_written_below(success: bool, color: tuple[int, int, int]) -> None:
+def test_outcome_is_written_above(success: bool, color: tuple[int, int, int]) -> None:
     frames = annotate(make_clip(2, success=success), "before")
     assert frames.shape == (2, 48 + STRIP_PX, 64, 3)
-    assert tuple(frames[0, -1, -1]) == color
-    assert (frames[:, :48] == 100).all()
-    assert (frames[0, 48:] != color).any(), "there is text"
+    assert tuple(frames[0, 0, -1]) == color
+    assert (frames[:, STRIP_PX:] == 100).all()
+    assert (frames[0, :STRIP_PX] != color).any(), "there is text"
 
 
 def test_montage_holds_the_last_picture() -> None:
