@@ -29,7 +29,12 @@ def new_folder(path: Path, *, overwrite: bool = False) -> Generator[Path]:
         retired = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.old")
         if path.exists():
             path.rename(retired)
-        temporary.rename(path)
+        try:
+            temporary.rename(path)
+        except OSError:
+            if retired.exists():
+                retired.rename(path)
+            raise
         shutil.rmtree(retired, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
