@@ -42,7 +42,11 @@ class ChainPolicy(Protocol):
     config: Any  # reduce
     net: nn.Module
     frozen_net: nn.Module | None
-    ft_steps: int
+
+    @property
+    def ft_steps(self) -> int:
+        """K', the denoising steps that learn."""
+        ...
 
     def step_log_prob(self, obs: Observation, x_in: Tensor, x_out: Tensor, i: Tensor) -> Tensor:
         """Log-prob [N] of x_in -> x_out [N, H, A] at the steps i [N], differentiable in ``net``."""
@@ -70,7 +74,7 @@ class _Samples:
 
 
 class DPPO:
-    """config -> update -> state_dict. Owns the optimisers, the critic's weights and the reward statistics."""
+    """config -> update -> state_dict. Owns the optimisers and the reward statistics."""
 
     def __init__(self, policy: ChainPolicy, critic: nn.Module, config: DPPOConfig) -> None:
         """critic: observations with entries [B, To, D] -> value [B]."""
@@ -270,19 +274,17 @@ class DPPO:
         return rates[0], rates[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the policy, which is saved on its own."""
+        """Everything but the weights of policy and critic."""
         return {
             "iteration": self.iteration,
-            "critic": self.critic.state_dict(),
             "actor_optimizer": self.actor_optimizer.state_dict(),
             "critic_optimizer": self.critic_optimizer.state_dict(),
             "reward_scaler": self.reward_scaler.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly from ``state_dict()``, given the policy that was saved beside it."""
+        """Continue exactly from ``state_dict()``, given the weights that were saved beside it."""
         self.iteration = int(state["iteration"])
-        self.critic.load_state_dict(state["critic"])
         self.actor_optimizer.load_state_dict(state["actor_optimizer"])
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         self.reward_scaler.load_state_dict(state["reward_scaler"])

@@ -137,8 +137,3 @@ class DPPOMetrics(NamedTuple):
     epochs: int = 0
     """Fewer than configured after an early stop."""
     iteration: int = 0
-
-    def scalars(self) -> dict[str, float]:
-        """Flat, for a logger: ``ratio_deviation`` becomes one entry per step."""
-        flat = {name: float(value) for name, value in self._asdict().items() if name != "ratio_deviation"}
-        return flat | {f"ratio_deviation/{i:02d}": value for i, value in enumerate(self.ratio_deviation)}

@@ -16,6 +16,7 @@ from robopo.critics.value import ValueNet
 from robopo.errors import ConfigError, NonFiniteError, ShapeError
 from robopo.losses.gae import gae
 from robopo.rollout.collector import Collector
+from robopo.train.metrics import to_scalars
 from robopo.types import RolloutBatch
 from tests.helpers.fake_policy import FakePolicy
 from tests.helpers.point_mass import PointMass
@@ -147,7 +148,7 @@ def test_only_the_fine_tuned_network_and_the_critic_learn(ft_steps: int) -> None
     assert same(frozen, weights(policy.frozen_net))
     assert not same(net, weights(policy.net))
     assert not same(critic, weights(algo.critic))
-    assert all(math.isfinite(value) for value in metrics.scalars().values())
+    assert all(math.isfinite(value) for value in to_scalars(metrics).values())
     assert len(metrics.ratio_deviation) == ft_steps
 
 
@@ -207,6 +208,7 @@ def test_resume_is_exact() -> None:
         step(first, collector, seed)
     second, resumed = make(config)
     second.policy.net.load_state_dict(first.policy.net.state_dict())
+    second.critic.load_state_dict(first.critic.state_dict())
     second.load_state_dict(first.state_dict())
     resumed.load_state_dict(collector.state_dict())
     for seed in range(2, 4):
