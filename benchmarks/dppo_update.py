@@ -94,7 +94,9 @@ def reference_rollout(policy: DiffusionPolicy, batch: RolloutBatch) -> Rollout:
 def make_reference(policy: DiffusionPolicy, critic: ValueNet, config: DPPOConfig) -> PublishedDPPO:
     """The reference on the same networks."""
     sizes = {"levels": LEVELS, "ft_steps": FT_STEPS, "action_steps": SPEC.action_steps}
-    return PublishedDPPO(policy.net, policy.frozen_net, critic.net, config, std_floor=0.1, denoised_clip=1.0, **sizes)
+    return PublishedDPPO(
+        policy.net, policy.frozen_net or policy.net, critic.net, config, std_floor=0.1, denoised_clip=1.0, **sizes
+    )
 
 
 def make_floor(

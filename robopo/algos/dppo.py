@@ -32,14 +32,16 @@ from robopo.losses.trust_region import (
     ppo_clip_loss,
     value_loss,
 )
+from robopo.policies.base import PolicySpec
+from robopo.policies.config import DiffusionPolicyConfig, Reduce
 from robopo.types import DenoisingChain, Observation, RolloutBatch
 
 
 class ChainPolicy(Protocol):
     """What DPPO needs of a policy: the fine-tuned network, a frozen copy, and the likelihood of denoising steps."""
 
-    spec: Any  # PolicySpec: action_steps, action_dim
-    config: Any  # reduce
+    spec: PolicySpec
+    config: DiffusionPolicyConfig
     net: nn.Module
     frozen_net: nn.Module | None
 
@@ -85,7 +87,7 @@ class DPPO:
         self.iteration = 0
         dims = float(policy.spec.action_steps * policy.spec.action_dim)
         # The policy's log-prob is a mean or a sum over Ta * A elements: factors to (joint, per dimension).
-        self._log_prob_factors = (dims, 1.0) if policy.config.reduce == "mean" else (1.0, 1.0 / dims)
+        self._log_prob_factors = (dims, 1.0) if policy.config.reduce is Reduce.MEAN else (1.0, 1.0 / dims)
         self._base = _pretrained(policy) if config.bc_coef > 0.0 else None
 
     def update(
@@ -95,7 +97,9 @@ class DPPO:
         generator: torch.Generator,
         on_nonfinite: Callable[[str, Tensor], None] | None = None,
     ) -> DPPOMetrics:
-        """Learn from one iteration. The device is synchronised once, at the end (and per epoch with target_kl).
+        """Learn from one iteration; generator: of the policy's device.
+
+        The device is synchronised once, at the end, and per epoch with target_kl.
 
         A step whose gradient is not finite leaves weights and moments as they were, on the device; at the end
         ``on_nonfinite`` gets the name and the tensor, and NonFiniteError is raised.

@@ -59,7 +59,11 @@ def clip_to_quantiles(adv: Tensor, *, low: float, high: float) -> Tensor:
 
 
 def kl_k3(log_ratio: Tensor) -> Tensor:
-    """Mean of (r - 1) - log r, r = exp(log_ratio): an unbiased, non-negative estimate of KL(old || new)."""
+    """Mean of (r - 1) - log r, r = exp(log_ratio): an unbiased, non-negative estimate of KL(old || new).
+
+    Log-ratios above 20 count as 20: a diagnostic must not overflow where the loss itself is finite.
+    """
+    log_ratio = log_ratio.clamp(max=20.0)
     return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
 
@@ -77,7 +81,7 @@ def ppo_clip_loss(*, logp: Tensor, logp_old: Tensor, adv: Tensor, clip: Tensor) 
         loss=loss,
         log_ratio=log_ratio,
         ratio=ratio,
-        approx_kl=(ratio - 1.0 - log_ratio).mean(),
+        approx_kl=kl_k3(log_ratio),
         clip_frac=((ratio - 1.0).abs() > clip).to(ratio.dtype).mean(),
     )
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,48 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopo.errors import ConfigError, ShapeError, did_you_mean
+from robopo.policies.base import Policy, PolicySpec
 from robopo.rollout.history import ObsHistory
-from robopo.types import DenoisingChain, Observation, RolloutBatch
+from robopo.types import RolloutBatch
 from sims.base import Seed, Step, VecSim
 
 log = logging.getLogger(__name__)
-
-
-class ChunkSpec(Protocol):
-    """The part of a policy's spec that decides how it is run: names and sizes."""
-
-    @property
-    def obs(self) -> Mapping[str, int]:
-        """Name -> D."""
-        ...
-
-    @property
-    def action_dim(self) -> int:
-        """A."""
-        ...
-
-    @property
-    def obs_steps(self) -> int:
-        """To."""
-        ...
-
-    @property
-    def action_steps(self) -> int:
-        """Ta, the executed rows."""
-        ...
-
-
-class ChainPolicy(Protocol):
-    """A policy that reports the denoising chain behind each chunk."""
-
-    @property
-    def spec(self) -> ChunkSpec:
-        """Names and sizes."""
-        ...
-
-    def sample_chain(self, obs: Observation, *, generator: torch.Generator) -> tuple[Tensor, DenoisingChain]:
-        """Observation entries [B, To, D] -> chunk [B, H, A] in physical units, and its chain."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +79,7 @@ class RolloutStats:
 class Collector:
     """Steps ``sim`` with ``policy``; episodes go on from one ``collect`` to the next."""
 
-    def __init__(self, sim: VecSim, policy: ChainPolicy, *, device: torch.device | str = "cpu") -> None:
+    def __init__(self, sim: VecSim, policy: Policy, *, device: torch.device | str = "cpu") -> None:
         """device: where the policy computes and where the batches lie."""
         _check_match(sim, policy.spec)
         self.sim = sim
@@ -305,7 +269,7 @@ def _merge(target: dict[str, NDArray[Any]], source: Mapping[str, NDArray[Any]], 
             target[key] = value.copy()
 
 
-def _check_match(sim: VecSim, spec: ChunkSpec) -> None:
+def _check_match(sim: VecSim, spec: PolicySpec) -> None:
     """Refuse a policy that was trained for other observations or actions, or a sim that can't wait inside a chunk."""
     features = sim.spec.observation
     for key, size in spec.obs.items():

@@ -64,6 +64,7 @@ def test_clip_loss_by_hand() -> None:
     # (1.2 - 1 - ln 1.2 + .8 - 1 - ln .8) / 2 = (0.0176784 + 0.0231436) / 2
     torch.testing.assert_close(out.approx_kl, torch.tensor(0.020411), atol=1e-6, rtol=0)
     torch.testing.assert_close(kl_k3(ratio.log()), out.approx_kl)
+    assert kl_k3(torch.tensor([200.0])).isfinite()
 
 
 def test_each_pair_has_its_own_clip() -> None:
