@@ -132,7 +132,14 @@ class DPPO:
         metrics = self._fetch(data, summary, actor_log, critic_log)._replace(
             actor_lr=rates[0], critic_lr=rates[1], epochs=epochs, iteration=self.iteration
         )
-        if not all(map(math.isfinite, (metrics.actor_grad_norm, metrics.critic_grad_norm))):
+        watched = (
+            metrics.actor_loss,
+            metrics.bc_loss,
+            metrics.actor_grad_norm,
+            metrics.value_loss,
+            metrics.critic_grad_norm,
+        )
+        if not all(map(math.isfinite, watched)):
             self._raise_nonfinite(batch, data, on_nonfinite)
         self.iteration += 1
         return metrics
