@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware.types import ArmState
+
 
 class EventLog:
     """JSON lines, one per event; kept in memory too. Without a path nothing touches the disk."""
@@ -73,10 +75,14 @@ class TickRing:
         self.count = 0
         """Ticks recorded since construction."""
 
-    def slot(self) -> Any:
-        """The next record to fill, as a view into the ring."""
+    def slot(self, t_s: float, state: ArmState | None) -> Any:
+        """The next record, as a view into the ring, with the time and the sample filled in."""
         record = self._records[self.count % len(self._records)]
         self.count += 1
+        record["t_s"] = t_s
+        if state is not None:
+            record["state_age_s"], record["gripper_m"] = t_s - state.t_sample_s, state.gripper_m
+            record["position_rad"], record["velocity_rad_s"] = state.position_rad, state.velocity_rad_s
         return record
 
     def last(self, number: int | None = None) -> NDArray[Any]:

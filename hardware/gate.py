@@ -37,7 +37,7 @@ from hardware.types import (
 from hardware.watchdog import RateCounter
 
 _DRIVEN = frozenset({Mode.RUNNING, Mode.HOLD, Mode.FAULT, Mode.ESTOP})
-_SOURCES, _COMMAND_LIFE_S = tuple(Source), 0.1
+_SOURCES, _COMMAND_LIFE_S, _ENABLE_S = tuple(Source), 0.1, 0.2
 
 
 class TickReport(NamedTuple):
@@ -115,8 +115,6 @@ class SafetyGate:
         """Whether the reference stands still."""
         return self.shaper.at_rest
 
-    # ---- operator's side
-
     def connect(self) -> ArmState:
         """Open the link without energising. In ESTOP the state stays latched."""
         outcome = self.ledger.look(Event.CONNECT)
@@ -138,9 +136,7 @@ class SafetyGate:
         self._healthy_read("enable")
         try:
             self._arm.enable()
-            state = self._healthy_read("enable")
-            if state.enabled is not None and not state.enabled.all():
-                raise RefusedError(f"enable: torque is off at joint {int(np.argmin(state.enabled))}")
+            state = self._energised()
         except Exception as error:
             self._stop_arm(StopKind.HOLD)
             self.ledger.attempt("disable", self._arm.disable)
@@ -151,6 +147,17 @@ class SafetyGate:
         self._begin_waiting()
         self._output_open = True
         self.ledger.enter(outcome.mode)
+
+    def _energised(self) -> ArmState:
+        """The first sample that shows torque on every joint: it may lag behind ``enable`` by the arm's latency."""
+        deadline_s = self._clock.now_s() + self.spec.state_latency_s + _ENABLE_S
+        while True:
+            state = self._healthy_read("enable")
+            if state.enabled is None or state.enabled.all():
+                return state
+            if self._clock.now_s() > deadline_s:
+                raise RefusedError(f"enable: torque is off at joint {int(np.argmin(state.enabled))}")
+            self._clock.sleep_until(self._clock.now_s() + self.config.tick_s)
 
     def hold(self, reason: str) -> None:
         """Brake and keep the pose (an operator's or a program's stop)."""
@@ -210,8 +217,6 @@ class SafetyGate:
             raise RefusedError(f"{what} is refused by interlock {violation.rule.name}: {violation.detail}")
         return state
 
-    # ------------------------------------------------------------------ policy's side
-
     def submit(self, chunk: ActionChunk) -> bool:
         """Offer a chunk. False: it was not taken, and the event log says why."""
         now_s = self._clock.now_s()
@@ -259,8 +264,6 @@ class SafetyGate:
         self.ledger.counts["rejected_chunks"] += 1
         self.ledger.write("chunk_rejected", seq=chunk.seq, reason=reason)
         return False
-
-    # ------------------------------------------------------------------ the tick
 
     def tick(self) -> TickReport:
         """One control period. Never raises for what the arm or a check does."""
@@ -357,12 +360,10 @@ class SafetyGate:
             source=Source.GATE if chunk is None else chunk.source,
         )
         self._seq += 1
-        self._arm.send(command)
-        self.monitor.motion.add(command.values)
+        # What the drives will really do, after their own rounding, is what the echo must show.
+        self.monitor.motion.add(self._arm.send(command).values)
         self.ledger.rules |= shaped.rules
         return command.values, shaped.rules != 0
-
-    # ------------------------------------------------------------------ consequences
 
     def _violate(self, violation: Violation, event: Event | None = None) -> None:
         self.ledger.violate(violation, event)
@@ -388,15 +389,10 @@ class SafetyGate:
 
     def _record(self, now_s: float, sent: Array | None) -> None:
         self.ledger.counts["ticks"] += 1
-        state, shaper = self.monitor.state, self.shaper
-        record = self.ring.slot()
-        record["t_s"], record["mode"], record["rules"] = now_s, self.mode, self.ledger.rules
-        record["lateness_s"] = 0.0 if self._last_tick_s is None else now_s - self._last_tick_s - self.config.tick_s
+        shaper, tick_s = self.shaper, self.config.tick_s
+        record = self.ring.slot(now_s, self.monitor.state)
+        record["mode"], record["rules"], record["scale"] = self.mode, self.ledger.rules, shaper.scale(now_s)
+        record["lateness_s"] = 0.0 if self._last_tick_s is None else now_s - self._last_tick_s - tick_s
         record["source"] = _SOURCES.index(Source.GATE if self._chunk is None else self._chunk.source)
-        record["scale"] = shaper.scale(now_s)
         record["requested_rad"], record["gripper_requested_m"] = shaper.target, shaper.gripper_target_m
         record["sent_rad"], record["gripper_sent_m"] = (np.nan if sent is None else sent), shaper.gripper_m
-        if state is not None:
-            record["state_age_s"] = now_s - state.t_sample_s
-            record["position_rad"], record["velocity_rad_s"] = state.position_rad, state.velocity_rad_s
-            record["gripper_m"] = state.gripper_m

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hardware.gate_config import GateConfig
+from hardware.limits import clamp
 from hardware.types import ActionChunk, ArmSpec, ArmState, Array
 from hardware.watchdog import RateCounter, Streak, Sustained
 
@@ -213,9 +214,13 @@ class StateMonitor:
 class ChunkMonitor:
     """Judges chunks before they may drive the arm."""
 
+    OUTSIDE_RAD = 0.5
+
     def __init__(self, spec: ArmSpec, config: GateConfig, speed: Array) -> None:
         """``speed`` [n] rad/s is the gate's own limit."""
         self._spec, self._config, self._speed = spec, config, speed
+        self._low = spec.column("position_min_rad") + config.position_margin_rad
+        self._high = spec.column("position_max_rad") - config.position_margin_rad
         self._dropped = RateCounter(3, 1.0)
         self._last_seq, self._last_t0_s = -1, -np.inf
 
@@ -263,10 +268,17 @@ class ChunkMonitor:
         n = self._spec.num_joints
         allowed = self._speed * chunk.dt_s + self._config.jump_rad
         joints = chunk.values[:, :n]
-        far = np.abs(row_at(chunk, now_s)[:n] - reference) > allowed
+        row = row_at(chunk, now_s)[:n]
+        inside = clamp(row, self._low, self._high)
+        # A target that drifts out of range is clamped (3), one far out of range is nonsense.
+        far = (np.abs(inside - reference) > allowed) | (np.abs(row - inside) > self.OUTSIDE_RAD)
         if far.any():
             joint = int(np.argmax(far))
-            return Violation(Rule.COMMAND_JUMP, Severity.HOLD, f"joint {joint} would jump from its reference")
+            return Violation(
+                Rule.COMMAND_JUMP,
+                Severity.HOLD,
+                f"joint {joint} asked for {row[joint]:.3f} rad, it is at {reference[joint]:.3f}",
+            )
         gaps = np.abs(np.diff(joints, axis=0)) > allowed
         if gaps.any():
             row, joint = np.argwhere(gaps)[0].tolist()

@@ -15,11 +15,14 @@ def clamp(values: Array, low: Array, high: Array) -> Array:
 def braking_speed(distance: Array, acceleration: Array, dt_s: float) -> Array:
     """Highest speed [n] from which ``acceleration`` stops within ``distance`` [n] >= 0, in steps of ``dt_s``.
 
-    The sampled form of √(2·a·d): n steps of n, n-1, …, 1 times a·Δ² cover a·Δ²·n(n+1)/2. A speed under this bound
-    stays under it after a step taken at that speed and one change of a·Δ, so it holds for ever.
+    The exact sampled form of √(2·a·d): braking takes ticks at v, v-aΔ, v-2aΔ, … In units of aΔ and aΔ², with m
+    whole steps, (m+1)·v - m(m+1)/2 = d. A speed under this bound stays under it after a tick at that speed and one change
+    of aΔ; the smooth √(¼+2d)-½ agrees at whole numbers but is too fast between them.
     """
     step = acceleration * dt_s
-    return step * (np.sqrt(0.25 + 2.0 * distance / (step * dt_s)) - 0.5)
+    units = distance / (step * dt_s)
+    whole = np.floor(np.sqrt(0.25 + 2.0 * units) - 0.5)
+    return step * (units + 0.5 * whole * (whole + 1.0)) / (whole + 1.0)
 
 
 def next_velocity(error: Array, velocity: Array, *, velocity_max: Array, acceleration: Array, dt_s: float) -> Array:
@@ -27,8 +30,7 @@ def next_velocity(error: Array, velocity: Array, *, velocity_max: Array, acceler
 
     |v| ≤ V, |v - v_prev| ≤ aΔ, and v lands on the target without overshoot when the target stands still.
     """
-    distance = np.abs(error)
-    speed = np.minimum(np.minimum(velocity_max, braking_speed(distance, acceleration, dt_s)), distance / dt_s)
+    speed = np.minimum(velocity_max, braking_speed(np.abs(error), acceleration, dt_s))
     return brake_toward(np.copysign(speed, error), velocity, acceleration, dt_s)
 
 

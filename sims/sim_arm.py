@@ -122,7 +122,7 @@ class SimArm:
         self._latency_steps = round(spec.state_latency_s / self._dt_s)
         self._history: deque[_Sample] = deque(maxlen=self._latency_steps + 1)
         self._pending: deque[tuple[float, float, Array, float]] = deque()
-        self._connected = self._enabled = self._tripped = False
+        self._connected = self._enabled = self._tripped = self._streaming = False
         self._steps, self._t0_s, self._seq, self._last_command_s = 0, clock.now_s(), 0, clock.now_s()
         self._last_sample: _Sample | None = None
         mujoco.mj_forward(self._model, self._data)
@@ -151,8 +151,7 @@ class SimArm:
         self._pending.clear()
         self._goal = self._measured()
         self._opening_goal_m = self._opening()
-        self._enabled, self._tripped = True, False
-        self._last_command_s = self._clock.now_s()
+        self._enabled, self._tripped, self._streaming = True, False, False
         self._apply()
 
     def read(self) -> ArmState:
@@ -188,7 +187,7 @@ class SimArm:
         )
 
     def send(self, command: ArmCommand) -> ArmCommand:
-        """See ``Arm.send``; after its own watchdog has stopped it, the arm ignores goals until ``enable``."""
+        """See ``Arm.send``; after its own watchdog has stopped it, the arm ignores goals until it was disabled."""
         self._check_link()
         now_s = self._advance()
         if not self._enabled:
@@ -197,7 +196,7 @@ class SimArm:
         if not self.faults.lose_writes and not self._tripped:
             due_s = now_s + self.spec.command_latency_s
             self._pending.append((due_s, command.t_valid_until_s, values, command.gripper_m))
-            self._last_command_s = now_s
+            self._last_command_s, self._streaming = now_s, True
         if not self.spec.command_latency_s:
             self._deliver(now_s)
         return ArmCommand(
@@ -216,8 +215,9 @@ class SimArm:
             return
         self._advance()
         self._rest()
+        self._streaming = False
         if kind is StopKind.POWER_OFF:
-            self._enabled = False
+            self._enabled = self._tripped = False
         self._apply()
 
     def disable(self) -> None:
@@ -290,8 +290,9 @@ class SimArm:
     def _substep(self, t_s: float) -> None:
         self._deliver(t_s)
         watchdog_s = self.spec.vendor_watchdog_s
-        if self._enabled and not self._tripped and watchdog_s is not None and t_s - self._last_command_s > watchdog_s:
-            self._tripped = True
+        # Armed by the first goal after enable or stop: silence is a fault only in the middle of a motion.
+        if self._streaming and watchdog_s is not None and t_s - self._last_command_s > watchdog_s:
+            self._tripped, self._streaming = True, False
             self._rest()
         self._apply()
         mujoco.mj_step(self._model, self._data)

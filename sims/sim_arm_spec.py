@@ -54,7 +54,14 @@ class SimArmFactory:
     model: bytes
     """``mjb`` image of the compiled scene: see ``model_image``."""
     spec: ArmSpec
+    scene_size: tuple[int, int]
+    """(nq, nv) of the scene."""
     config: SimArmConfig = field(default_factory=SimArmConfig)
+
+    @classmethod
+    def of(cls, model: mujoco.MjModel, spec: ArmSpec, config: SimArmConfig | None = None) -> SimArmFactory:
+        """The recipe for an arm in ``model``."""
+        return cls(model_image(model), spec, (model.nq, model.nv), config or SimArmConfig())
 
     def __call__(self, clock: Clock) -> SimArm:
         """Compile and build."""

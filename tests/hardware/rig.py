@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,9 @@ XML = """
       </body>
     </body>
   </worldbody>
-  <tendon><fixed name="opening"><joint joint="finger_joint1" coef="1"/><joint joint="finger_joint2" coef="1"/></fixed></tendon>
+  <tendon>
+    <fixed name="opening"><joint joint="finger_joint1" coef="1"/><joint joint="finger_joint2" coef="1"/></fixed>
+  </tendon>
   <actuator>
     <position name="actuator1" joint="joint1" kp="400" kv="20" forcerange="-60 60"/>
     <position name="actuator2" joint="joint2" kp="400" kv="20" forcerange="-60 60"/>
@@ -72,7 +75,9 @@ def fast_arm(clock: object) -> SimArm:
 class Rig:
     """Arm, gate and clock; the gate is enabled and waits for a chunk unless told otherwise."""
 
-    def __init__(self, folder: Path, config: GateConfig | None = None, *, enable: bool = True, **options: object) -> None:
+    def __init__(
+        self, folder: Path, config: GateConfig | None = None, *, enable: bool = True, **options: object
+    ) -> None:
         self.clock = ManualClock()
         self.config = config or GateConfig()
         self.arm_spec = spec(**options.pop("spec", {}))  # type: ignore[arg-type]
@@ -103,7 +108,9 @@ class Rig:
             self.clock.advance(self.config.tick_s)
         return self.reports[-1]
 
-    def chunk(self, joints: np.ndarray, *, dt_s: float = 0.05, gripper_m: float = 0.02, **changes: object) -> ActionChunk:
+    def chunk(
+        self, joints: np.ndarray, *, dt_s: float = 0.05, gripper_m: float = 0.02, **changes: object
+    ) -> ActionChunk:
         """Rows [H, 3] from now on."""
         self.seq += 1
         now_s = self.clock.now_s()
@@ -111,13 +118,15 @@ class Rig:
         base = ActionChunk(self.seq, self.seq, now_s, now_s, dt_s, values)
         return replace(base, **changes)  # type: ignore[arg-type]
 
-    def sweep(self, speed_rad_s: float = 0.5, rows: int = 12, dt_s: float = 0.05, joint: int = 0) -> ActionChunk:
-        """A chunk that moves one joint at constant speed from the present target."""
+    def sweep(
+        self, speed_rad_s: float = 0.5, rows: int = 12, dt_s: float = 0.05, joint: Sequence[int] = (0,)
+    ) -> ActionChunk:
+        """A chunk that moves joints at constant speed from the present target."""
         joints = np.tile(self.gate.shaper.target, (rows, 1))
-        joints[:, joint] += speed_rad_s * dt_s * np.arange(rows)
+        joints[:, list(joint)] += (speed_rad_s * dt_s * np.arange(rows))[:, None]
         return self.chunk(joints, dt_s=dt_s)
 
-    def drive(self, seconds: float, speed_rad_s: float = 0.5, joint: int = 0) -> None:
+    def drive(self, seconds: float, speed_rad_s: float = 0.5, joint: Sequence[int] = (0,)) -> None:
         """Run a healthy policy: a new chunk every 0.2 s."""
         for index in range(round(seconds / self.config.tick_s)):
             if index % 20 == 0 and self.gate.mode is Mode.RUNNING:
