@@ -16,8 +16,8 @@ def braking_speed(distance: Array, acceleration: Array, dt_s: float) -> Array:
     """Highest speed [n] from which ``acceleration`` stops within ``distance`` [n] >= 0, in steps of ``dt_s``.
 
     The exact sampled form of √(2·a·d): braking takes ticks at v, v-aΔ, v-2aΔ, … In units of aΔ and aΔ², with m
-    whole steps, (m+1)·v - m(m+1)/2 = d. A speed under this bound stays under it after a tick at that speed and one change
-    of aΔ; the smooth √(¼+2d)-½ agrees at whole numbers but is too fast between them.
+    whole steps, (m+1)·v - m(m+1)/2 = d. A speed under this bound stays under it after a tick at that speed and one
+    change of aΔ; the smooth √(¼+2d)-½ agrees at whole numbers but is too fast between them.
     """
     step = acceleration * dt_s
     units = distance / (step * dt_s)
