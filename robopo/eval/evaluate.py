@@ -3,8 +3,8 @@
 Each episode is a function of its seed and the policy: its start comes from the seed, the policy's initial noise from a
 generator of its own, and an environment that has finished waits, masked, until its neighbours have. So neither the
 number of environments nor the luck of the others changes an outcome, up to float rounding between batch sizes. Samplers
-that draw noise after the initial latent (DDPM, or deterministic=False) share a generator for it: their outcomes repeat for
-a given number of environments and order of seeds only.
+that draw noise after the initial latent (DDPM, or deterministic=False) share a generator for it: their outcomes repeat
+for a given number of environments and order of seeds only.
 """
 
 from __future__ import annotations
