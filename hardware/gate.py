@@ -17,7 +17,7 @@ from hardware.arm import Arm
 from hardware.estop import EStopLatch, Event, Mode
 from hardware.events import EventLog, TickRing
 from hardware.gate_config import GateConfig
-from hardware.interlocks import ChunkMonitor, Rule, Severity, StateMonitor, Violation, row_at
+from hardware.interlocks import ChunkMonitor, Rule, Severity, StateMonitor, Violation
 from hardware.ledger import Ledger
 from hardware.shaper import CommandShaper
 from hardware.types import (
@@ -237,6 +237,10 @@ class SafetyGate:
         self.shaper.begin_ramp(now_s)
         return True
 
+    def due(self) -> tuple[Array, float]:
+        """Joints [n] and opening that the running chunk asks for at this moment; else the last targets."""
+        return self.shaper.due(self._chunk, self._clock.now_s())
+
     def _may_resume(self, now_s: float) -> bool:
         cause = self.ledger.cause
         return (
@@ -349,7 +353,7 @@ class SafetyGate:
             self._output_open = False
             self._stop_arm(StopKind.POWER_OFF if self.spec.has_brakes else StopKind.HOLD)
             return None, False
-        shaped = self.shaper.brake() if chunk is None else self.shaper.follow(row_at(chunk, now_s), now_s)
+        shaped = self.shaper.brake() if chunk is None else self.shaper.follow(chunk, now_s)
         command = ArmCommand(
             seq=self._seq,
             t_created_s=now_s,
@@ -380,10 +384,8 @@ class SafetyGate:
         self.ledger.attempt("stop", lambda: self._arm.stop(kind))
 
     def _pressed(self) -> bool:
-        if self._estop_pressed is None:
-            return False
         try:
-            return bool(self._estop_pressed())
+            return self._estop_pressed is not None and bool(self._estop_pressed())
         except Exception:  # noqa: BLE001 - an input that can't be read counts as pressed
             return True
 

@@ -305,3 +305,22 @@ def row_at(chunk: ActionChunk, now_s: float) -> Array:
     row = int(phase)
     fraction = phase - row
     return (1.0 - fraction) * chunk.values[row] + fraction * chunk.values[row + 1]
+
+
+def lasting_speed(chunk: ActionChunk, now_s: float, ahead_s: Array) -> Array:
+    """Speed [n] rad/s that the rows keep from ``now_s`` until ``ahead_s`` [n] later: zero across a stop or a reversal.
+
+    Of the speeds now and then, the smaller one if both have the same sign.
+    """
+    n, last = len(ahead_s), len(chunk.values) - 1
+    joints = np.arange(n)
+
+    def speed(t_s: Array | float) -> Array:
+        row = np.floor((np.zeros(n) + t_s - chunk.t0_s) / chunk.dt_s).astype(int)
+        within = (row >= 0) & (row < last)
+        row = np.clip(row, 0, max(last - 1, 0))
+        step = chunk.values[np.minimum(row + 1, last), joints] - chunk.values[row, joints]
+        return np.where(within, step / chunk.dt_s, 0.0)
+
+    now, then = speed(now_s), speed(now_s + ahead_s)
+    return np.where(now * then > 0, np.copysign(np.minimum(np.abs(now), np.abs(then)), now), 0.0)

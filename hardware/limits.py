@@ -25,15 +25,6 @@ def braking_speed(distance: Array, acceleration: Array, dt_s: float) -> Array:
     return step * (units + 0.5 * whole * (whole + 1.0)) / (whole + 1.0)
 
 
-def next_velocity(error: Array, velocity: Array, *, velocity_max: Array, acceleration: Array, dt_s: float) -> Array:
-    """Velocity [n] of the next tick toward a target ``error`` [n] away (signed): a time-optimal second-order step.
-
-    |v| ≤ V, |v - v_prev| ≤ aΔ, and v lands on the target without overshoot when the target stands still.
-    """
-    speed = np.minimum(velocity_max, braking_speed(np.abs(error), acceleration, dt_s))
-    return brake_toward(np.copysign(speed, error), velocity, acceleration, dt_s)
-
-
 def brake_toward(desired: Array, velocity: Array, acceleration: Array, dt_s: float) -> Array:
     """``desired`` velocity [n], no further than aΔ from the present one."""
     step = acceleration * dt_s
@@ -88,17 +79,30 @@ class JointLimiter:
         """Whether the output stands still and will stay where it is."""
         return not self._velocity.any() and bool(np.all(self._ring == self._position))
 
-    def step(self, target: Array, scale: float = 1.0) -> Array:
-        """One tick toward ``target`` [n]; ``scale`` in (0, 1] slows the speed limit. Returns the new output [n]."""
-        error = clamp(target, self._low, self._high) - self._position
-        velocity = next_velocity(
-            error,
-            self._velocity,
-            velocity_max=self._velocity_max * scale,
-            acceleration=self._acceleration,
-            dt_s=self._dt_s,
+    def step(self, target: Array, scale: float = 1.0, feed_forward: Array | None = None) -> Array:
+        """One tick toward ``target`` [n]; ``scale`` in (0, 1] slows the speed limit. Returns the new output [n].
+
+        |v| ≤ V and |v - v_prev| ≤ aΔ, toward a target that stands still without overshoot. feed_forward [n] rad/s: the
+        target's own speed, where it is known to last; without it the output trails a moving target by v²/2a.
+        """
+        inside = clamp(target, self._low, self._high)
+        moving = np.zeros_like(target) if feed_forward is None else np.where(inside == target, feed_forward, 0.0)
+        error = inside - self._position - moving * self._dt_s
+        desired = moving + np.copysign(braking_speed(np.abs(error), self._acceleration, self._dt_s), error)
+        fastest = self._velocity_max * scale
+        # Never faster than the distance to the limit allows: this is what keeps positions inside for good.
+        upward = np.minimum(fastest, self._envelope(self._high - self._position))
+        downward = np.minimum(fastest, self._envelope(self._position - self._low))
+        return self._advance(
+            brake_toward(clamp(desired, -downward, upward), self._velocity, self._acceleration, self._dt_s)
         )
-        return self._advance(velocity)
+
+    def _envelope(self, distance: Array) -> Array:
+        return braking_speed(np.maximum(distance, 0.0), self._acceleration, self._dt_s)
+
+    def braking_time(self) -> Array:
+        """[n] seconds to stop from the present speed."""
+        return np.abs(self._velocity) / self._acceleration
 
     def brake(self) -> Array:
         """One tick of slowing down as fast as the limits allow; at rest it repeats the pose. Returns the output [n]."""

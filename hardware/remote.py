@@ -122,14 +122,17 @@ class ArmProcess:
         context = multiprocessing.get_context("spawn")
         self._process = context.Process(target=_serve, args=(factory, address, rate_hz), daemon=False)
         self._process.start()
+        self._clients: list[RemoteArm] = []
         self.address = ArmAddress(factory.spec, factory.scene_size, *names, server_pid=self._process.pid or 0)
 
     def client(self, clock: Clock | None = None) -> RemoteArm:
         """An arm to hand to a gate, here; elsewhere build ``RemoteArm(address)``."""
-        return RemoteArm(self.address, clock)
+        made = RemoteArm(self.address, clock)
+        self._clients.append(made)
+        return made
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Ask the server to disconnect the arm and end; end it by force after ``timeout_s``. Callable twice."""
+        """Ask the server to disconnect the arm and end, by force after ``timeout_s``. Callable twice."""
         if self._process.is_alive():
             self._channels.call.scratch["op"] = _Op.QUIT
             self._channels.call.publish()
@@ -137,6 +140,8 @@ class ArmProcess:
             if self._process.is_alive():
                 self._process.kill()
                 self._process.join()
+        for made in self._clients:
+            made.close()
         self._channels.close()
 
 

@@ -7,13 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from hardware.gate_config import GateConfig
-from hardware.interlocks import Rule
+from hardware.interlocks import Rule, lasting_speed, row_at
 from hardware.limits import JointLimiter, limit_gripper
-from hardware.types import ArmSpec, Array, HardwareError, frozen
-from hardware.watchdog import Streak
+from hardware.types import ActionChunk, ArmSpec, Array, HardwareError, frozen
 
 _FILTERED_FRACTION, _FILTERED_TICKS = 0.05, 10
-"""A motion that differs by 5 % of the speed limit for ten ticks counts as filtered."""
+"""A joint whose speed differs by 5 % of its limit for ten ticks in a row counts as filtered."""
 
 
 class Shaped(NamedTuple):
@@ -41,7 +40,7 @@ class CommandShaper:
             jerk=np.minimum(config.jerk_rad_s3, spec.column("jerk_max_rad_s3")),
             dt_s=config.tick_s,
         )
-        self._filtered = Streak(_FILTERED_TICKS)
+        self._differs = np.zeros(spec.num_joints, dtype=np.int64)  # ticks in a row, by joint
         self._ramp_since_s: float | None = None
         self.target = self._limiter.output
         """[n] what was asked at the last tick; the reference itself while nothing is asked."""
@@ -73,7 +72,7 @@ class CommandShaper:
     def restart_ramp(self) -> None:
         """The next motion begins slowly."""
         self._ramp_since_s = None
-        self._filtered.reset()
+        self._differs[:] = 0
 
     def begin_ramp(self, now_s: float) -> None:
         """The first motion starts now; later calls change nothing."""
@@ -86,15 +85,25 @@ class CommandShaper:
         grown = 0.0 if self._ramp_since_s is None else (now_s - self._ramp_since_s) / self._config.ramp_s
         return self._config.speed_scale * min(1.0, start + (1.0 - start) * grown)
 
-    def follow(self, row: Array, now_s: float) -> Shaped:
-        """One tick toward a chunk's row [n] or [n+1]."""
+    def follow(self, chunk: ActionChunk, now_s: float) -> Shaped:
+        """One tick toward the row that is due."""
+        row = row_at(chunk, now_s)
         n = self._spec.num_joints
         scale, before, previous = self.scale(now_s), self.target, self._limiter.output
         self.target = frozen(row[:n])
         if self._spec.gripper is not None:
             self.gripper_target_m = float(row[n])
-        output = self._limiter.step(self.target, scale)
+        # The chunk tells where its motion ends: feed forward only what outlasts the time to brake.
+        speed = lasting_speed(chunk, now_s, self._limiter.braking_time())
+        output = self._limiter.step(self.target, scale, speed)
         return self._finished(output, previous, self._changes(before, scale))
+
+    def due(self, chunk: ActionChunk | None, now_s: float) -> tuple[Array, float]:
+        """Joints [n] and opening that ``chunk`` asks for at ``now_s``; the last targets without one."""
+        if chunk is None:
+            return self.target, self.gripper_target_m
+        row, n = row_at(chunk, now_s), self._spec.num_joints
+        return frozen(row[:n]), float(row[n]) if self._spec.gripper is not None else 0.0
 
     def brake(self) -> Shaped:
         """One tick of slowing down; the gripper keeps its last command."""
@@ -109,7 +118,8 @@ class CommandShaper:
         outside = ((self.target < self._low) | (self.target > self._high)).any()
         fast = (np.abs(asked) > self.speed * scale * (1 + 1e-6) + 1e-9).any()
         gap = np.abs(asked - self._limiter.output_velocity)
-        filtered = self._filtered.update(bool((gap > _FILTERED_FRACTION * self.speed).any()))
+        self._differs = np.where(gap > _FILTERED_FRACTION * self.speed, self._differs + 1, 0)
+        filtered = (self._differs >= _FILTERED_TICKS).any()
         rules = 0
         for rule, active in ((Rule.JOINT_POSITION, outside), (Rule.JOINT_SPEED, fast), (Rule.ACCELERATION, filtered)):
             rules |= bool(active) << rule

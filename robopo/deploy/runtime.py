@@ -214,12 +214,13 @@ class Deployment:
             raise ShapeError(f"observe gave {found} of {sorted(entries)}, the policy expects {expected}")
         return obs
 
-    def reference(self) -> Array:
-        """[n] where actions are resolved from: the last targets, kept close to the measured joints."""
+    def reference(self) -> tuple[Array, float]:
+        """Joints [n] and opening that actions are resolved from: the targets of now, close to the measured joints."""
         state, most = self.gate.state, self.config.reference_error_rad
+        joints, gripper_m = self.gate.due()
         if state is None:
-            return self.gate.shaper.target
-        return np.clip(self.gate.shaper.target, state.position_rad - most, state.position_rad + most)
+            return joints, gripper_m
+        return np.clip(joints, state.position_rad - most, state.position_rad + most), gripper_m
 
     def finish_step(self, frame: Frame) -> bool:
         """Count and record one control step; whether the task is done."""
@@ -334,10 +335,11 @@ class _Episode:
         if not np.isfinite(flat).all():
             self._gate.hold("the observation is not finite")
             return
+        joints, gripper_m = self._owner.reference()
         request = self._process.ask(
             flat,
-            q_ref=self._owner.reference(),
-            gripper_m=self._gate.shaper.gripper_target_m,
+            q_ref=joints,
+            gripper_m=gripper_m,
             episode=self._index,
             first=self._chunks == 0,
         )

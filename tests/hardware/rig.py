@@ -14,6 +14,7 @@ from hardware.estop import EStopLatch, Mode
 from hardware.events import EventLog
 from hardware.gate import SafetyGate, TickReport
 from hardware.gate_config import GateConfig
+from hardware.interlocks import Rule
 from hardware.types import ActionChunk, ArmSpec, GripperSpec, JointSpec
 from sims.sim_arm import MEASURES, SimArm, SimArmConfig
 
@@ -142,3 +143,23 @@ class Rig:
 
     def kinds(self, kind: str) -> list[dict]:
         return self.gate.ledger.events.of(kind)
+
+
+def assert_stops(rig: Rig, mode: Mode, rule: Rule, ticks: int = 1) -> None:
+    """The state is reached within ``ticks`` because of ``rule``; the arm comes to rest; nothing sent was unlimited."""
+    rig.tick(ticks)
+    assert rig.gate.mode is mode
+    assert rig.gate.ledger.cause.rule is rule
+    rig.settle(1.0)
+    assert rig.gate.mode is mode
+    assert rig.speed() < 0.01
+    sent = rig.gate.ring.last()["sent_rad"]
+    sent = sent[np.isfinite(sent).all(axis=1)]
+    assert (np.abs(np.diff(sent, axis=0)) <= 1.5 * 0.01 + 1e-9).all()
+
+
+def moving(tmp_path, **options) -> Rig:
+    rig = Rig(tmp_path, **options)
+    rig.drive(2.4)
+    assert rig.gate.mode is Mode.RUNNING and rig.speed() > 0.3
+    return rig

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hardware.limits import JointLimiter, average_window, braking_speed, limit_gripper, next_velocity
+from hardware.limits import JointLimiter, average_window, braking_speed, limit_gripper
 
 DT = 0.01
 
@@ -23,15 +23,22 @@ def test_braking_speed_covers_a_triangular_number_of_steps():
     assert braking_speed(np.array([4.8e-3]), np.array([8.0]), DT) == pytest.approx([0.24])
 
 
-def test_first_velocity_is_one_acceleration_step_and_a_near_target_is_hit_exactly():
-    far = next_velocity(
-        np.array([1.0]), np.zeros(1), velocity_max=np.array([1.5]), acceleration=np.array([8.0]), dt_s=DT
-    )
-    near = next_velocity(
-        np.array([5e-4]), np.zeros(1), velocity_max=np.array([1.5]), acceleration=np.array([8.0]), dt_s=DT
-    )
-    assert far == pytest.approx([0.08])
-    assert near * DT == pytest.approx([5e-4])
+def test_first_step_is_one_acceleration_step_and_a_near_target_is_hit_exactly():
+    far, near = limiter(), limiter()
+    far.seed(np.zeros(1))
+    near.seed(np.zeros(1))
+    assert far.step(np.array([0.9])) == pytest.approx([0.08 * DT])
+    assert near.step(np.array([5e-4])) == pytest.approx([5e-4])
+
+
+def test_a_target_with_known_speed_is_followed_without_lag():
+    # 0.4 rad/s needs 5 ticks at 8 rad/s²; without feed-forward the lag would stay v²/2a = 0.01 rad.
+    joint = limiter()
+    joint.seed(np.zeros(1))
+    for tick in range(1, 81):
+        target = np.array([0.4 * DT * tick])
+        output = joint.step(target, 1.0, np.array([0.4]))
+    assert output == pytest.approx(target, abs=1e-9)
 
 
 def test_step_of_one_radian_arrives_without_overshoot_at_the_three_limits():
@@ -87,11 +94,11 @@ def test_random_targets_never_leave_the_limits(seed):
     low, high = -rng.uniform(0.01, 1.0, n), rng.uniform(0.01, 1.0, n)
     joints = JointLimiter(low=low, high=high, velocity=velocity, acceleration=acceleration, jerk=jerk, dt_s=DT)
     joints.seed(rng.uniform(low, high))
-    path = [joints.output]
+    path, target, speed = [joints.output], np.zeros(n), np.zeros(n)
     for index in range(1500):
         if index % rng.integers(1, 40) == 0:
-            target = rng.uniform(-3, 3, n)
-        path.append(joints.brake() if rng.random() < 0.05 else joints.step(target, rng.uniform(0.1, 1.0)))
+            target, speed = rng.uniform(-3, 3, n), rng.choice([0.0, 1.0]) * rng.uniform(-4, 4, n)
+        path.append(joints.brake() if rng.random() < 0.05 else joints.step(target, rng.uniform(0.1, 1.0), speed))
     path = np.array(path)
     speed = np.diff(path, axis=0, prepend=path[:1]) / DT
     assert (path >= low - 1e-9).all() and (path <= high + 1e-9).all()
