@@ -119,7 +119,7 @@ class SafetyGate:
         """Open the link without energising. In ESTOP the state stays latched."""
         outcome = self.ledger.look(Event.CONNECT)
         if not outcome.accepted:
-            raise RefusedError(f"connect is refused in {self.mode.name}")
+            raise self.ledger.refusal("connect")
         state = self._arm.connect()
         self._connected = True
         self.monitor.reset()
@@ -130,7 +130,7 @@ class SafetyGate:
         """Torque on at the measured pose, ready for a chunk. RefusedError names what stands against it."""
         outcome = self.ledger.look(Event.ENABLE)
         if not outcome.accepted or by is Source.POLICY:
-            raise RefusedError(f"enable by {by.value} is refused in {self.mode.name}")
+            raise self.ledger.refusal(f"enable by {by.value}")
         if self.ledger.events.write_errors:
             raise RefusedError("enable is refused: the event log could not be written; free disk space and start again")
         self._healthy_read("enable")
@@ -171,7 +171,7 @@ class SafetyGate:
         """Leave HOLD (quiet for ``clear_s``), FAULT or ESTOP (cause gone, fresh healthy read, typed reason)."""
         outcome = self.ledger.look(Event.RESET)
         if not outcome.accepted or by is Source.POLICY:
-            raise RefusedError(f"reset by {by.value} is refused in {self.mode.name}")
+            raise self.ledger.refusal(f"reset by {by.value}")
         if self.mode is Mode.HOLD:
             quiet_s = self._clock.now_s() - self.ledger.violated_s
             if quiet_s < self.config.clear_s:

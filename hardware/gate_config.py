@@ -96,6 +96,11 @@ class GateConfig:
             raise SpecError(f"gate stale_fault_s={self.stale_fault_s} is below stale_hold_s={self.stale_hold_s}")
 
     @classmethod
+    def at_vendor_limits(cls) -> GateConfig:
+        """The maker's own speed, acceleration and jerk: for simulated arms, and for policies trained at full speed."""
+        return cls(velocity_rad_s=3.0, acceleration_rad_s2=30.0, jerk_rad_s3=10_000.0)
+
+    @classmethod
     def cobot(cls) -> GateConfig:
         """Industrial arm: half of the vendor's speed, 5 rad/s², 50 rad/s³, tight jump and tracking."""
         return cls(

@@ -9,7 +9,7 @@ from typing import Any
 from hardware.estop import EStopLatch, Event, Mode, Outcome, transition
 from hardware.events import EventLog
 from hardware.interlocks import Rule, Severity, Violation
-from hardware.types import Clock
+from hardware.types import Clock, RefusedError
 
 
 class Ledger:
@@ -32,6 +32,15 @@ class Ledger:
     def look(self, event: Event) -> Outcome:
         """Where ``event`` would lead."""
         return transition(self.mode, event)
+
+    def refusal(self, what: str) -> RefusedError:
+        """The error that says why ``what`` can't be done now, and what comes first."""
+        why = f": {self.cause.rule.name}, {self.cause.detail}" if self.cause else ""
+        if self.mode is Mode.ESTOP:
+            why = (
+                f": latched because of {self.latch.reason()!r}; release the button, look, and reset with a typed reason"
+            )
+        return RefusedError(f"{what} is refused in {self.mode.name}{why}")
 
     def violate(self, violation: Violation, event: Event | None = None) -> None:
         """Follow the table for a broken rule; a repeated rule is written once per state."""

@@ -62,7 +62,7 @@ def test_estop_survives_a_restart_and_needs_the_whole_procedure(tmp_path):
 
     gate = rig.gate = rig.new_gate()
     assert gate.mode is Mode.ESTOP
-    with pytest.raises(RefusedError):
+    with pytest.raises(RefusedError, match="latched because of 'button'"):
         gate.enable()
     with pytest.raises(RefusedError, match="no fresh sample"):
         rig.arm.faults.link_cut = True

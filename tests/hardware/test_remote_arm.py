@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from hardware.remote import ArmProcess, RemoteArm, _Op
 from hardware.types import ArmCommand, CommunicationError, ControlMode, RefusedError, Source, StopKind, frozen
 from tests.hardware.rig import N
-from tests.hardware.tiny import factory, sweep_for_ever
+from tests.hardware.tiny import factory, own_and_sweep, sweep_for_ever
 
 
 @pytest.fixture
@@ -55,11 +56,36 @@ def test_a_served_arm_answers_like_one_in_process(served):
 
 
 def test_08_killing_the_control_process_brings_the_arm_to_rest(served, tmp_path):
-    watch = RemoteArm(served.address)
     context = multiprocessing.get_context("spawn")
     control = context.Process(target=sweep_for_ever, args=(served.address, str(tmp_path)))
     control.start()
+    watch = RemoteArm(served.address)
+    kill_in_motion_and_watch(control, watch)
+    watch.close()
 
+
+def test_08_an_orphaned_arm_process_brings_its_arm_to_rest_and_ends(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    control = context.Process(target=own_and_sweep, args=(sender, str(tmp_path)))
+    control.start()
+    assert receiver.poll(30.0)
+    address = receiver.recv()
+    watch = RemoteArm(address)
+    kill_in_motion_and_watch(control, watch)
+    watch.close()
+
+    def gone():
+        try:
+            os.kill(address.server_pid, 0)
+        except ProcessLookupError:
+            return True
+        return "Z" in Path(f"/proc/{address.server_pid}/stat").read_text().split()[2]
+
+    assert wait_for(gone)
+
+
+def kill_in_motion_and_watch(control, watch):
     def speed():
         record = watch._rings.state.latest()
         return 0.0 if record is None else float(np.abs(record[1]["velocity"]).max())
@@ -72,7 +98,6 @@ def test_08_killing_the_control_process_brings_the_arm_to_rest(served, tmp_path)
     states = [watch.read() for _ in range(5)]
     assert all(np.abs(state.velocity_rad_s).max() < 0.02 for state in states)
     assert all(np.allclose(state.goal_echo_rad, states[0].goal_echo_rad) for state in states)
-    watch.close()
 
 
 def test_a_dead_server_is_a_lost_link(served):

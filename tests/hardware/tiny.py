@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hardware.clock import RealClock
 from hardware.estop import EStopLatch, Mode
 from hardware.gate import SafetyGate
 from hardware.gate_config import GateConfig
-from hardware.remote import ArmAddress, RemoteArm
+from hardware.remote import ArmAddress, ArmProcess, RemoteArm
 from hardware.types import ActionChunk, ArmSpec, Clock
 from sims.sim_arm import SimArm
 from tests.hardware.rig import N, model, spec
@@ -53,3 +54,10 @@ def sweep_for_ever(address: ArmAddress, folder: str) -> None:
         gate.tick()
         due_s = max(due_s + 0.01, now_s)
         time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def own_and_sweep(sender: Connection, folder: str) -> None:
+    """A control process that also started the arm's process, as a deployment does."""
+    process = ArmProcess(factory())
+    sender.send(process.address)
+    sweep_for_ever(process.address, folder)
