@@ -12,10 +12,9 @@ from torch import Tensor, nn
 class Denoiser(nn.Module, ABC):
     """Network eps(x, t, cond), t the index of the noise level (0 the cleanest).
 
-    ``forward`` takes rows at mixed levels and is what training differentiates. Sampling visits the same S levels with the
-    same condition, so all that doesn't depend on x can be computed once per chain: ``begin_chain`` does that and
-    ``chain_step`` needs only x. Both give the same function up to rounding; neither ``begin_chain`` nor ``chain_step``
-    builds a graph.
+    ``forward`` takes rows at mixed levels and is what training differentiates. Sampling visits the same S levels
+    with the same condition, so all that doesn't depend on x can be computed once per chain: ``begin_chain`` does that
+    and ``chain_step`` needs only x. Both ways give the same function up to rounding; the second builds no graph.
     """
 
     horizon: int
@@ -24,15 +23,15 @@ class Denoiser(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, t: Tensor, cond: Tensor) -> Tensor:
-        """x [B, H, A], t [B] long, cond [B, C] -> [B, H, A]."""
+        """Map x [B, H, A], t [B] long, cond [B, C] -> [B, H, A]."""
 
     @torch.no_grad()
     def begin_chain(self, cond: Tensor, t: Tensor) -> Any:
-        """cond [B, C] and the levels t [S] of a chain -> the context that ``chain_step`` reads."""
+        """Map cond [B, C] and the levels t [S] of a chain -> the context that ``chain_step`` reads."""
         return cond, t[:, None].expand(-1, cond.shape[0])
 
     @torch.no_grad()
     def chain_step(self, x: Tensor, context: Any, k: int) -> Tensor:
-        """x [B, H, A] at the k-th level of the chain -> [B, H, A]."""
+        """Map x [B, H, A] at the k-th level of the chain -> [B, H, A]."""
         cond, t = context
         return self(x, t[k], cond)

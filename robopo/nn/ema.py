@@ -14,8 +14,8 @@ from robopo.errors import CheckpointError, ConfigError
 class EMA:
     """Shadow parameters: shadow <- d shadow + (1 - d) parameter, once per optimiser step.
 
-    With ``warmup`` the n-th update uses d = min(decay, (1 + n) / (10 + n)), so that the random start is forgotten within
-    tens of steps instead of within 1 / (1 - decay). Parameters only; buffers are taken from the module as they are.
+    With ``warmup`` the n-th update (from 0) uses d = min(decay, (1 + n) / (10 + n)), so that the random start is
+    forgotten within tens of steps. Parameters only: buffers stay the module's.
     """
 
     def __init__(self, module: nn.Module, decay: float = 0.995, *, warmup: bool = True) -> None:
@@ -32,8 +32,8 @@ class EMA:
         """Take one step towards the module's present parameters."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
         self.updates += 1
-        now = [parameter.detach() for parameter in self._parameters.values()]
-        torch._foreach_lerp_(list(self._shadow.values()), now, 1.0 - decay)  # noqa: SLF001  # one fused pass
+        for name, parameter in self._parameters.items():
+            self._shadow[name].lerp_(parameter.detach(), 1.0 - decay)
 
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:

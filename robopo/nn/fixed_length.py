@@ -1,8 +1,8 @@
 """Convolutions over a short, fixed length, applied as the matrices they are.
 
-A convolution of a chunk of 2 to 4 rows does so little arithmetic that library calls cost several times the work. Over a
-fixed length L it is a linear map of C_in * L numbers, and one matrix product applies it: 4 us against 20 to 70 us for the
-64- and 128-channel layers of the published U-Net (one thread, batch 1).
+A convolution of a chunk of 2 to 4 rows does so little arithmetic that library calls cost several times the work. Over
+a fixed length L it is a linear map of C_in * L numbers, and one matrix product applies it: 4 us against 20 to 70 us for
+the 64- and 128-channel layers of the published U-Net (one thread, batch 1).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def check_hidden(hidden: Sequence[int]) -> None:
 def plain_mlp(sizes: Sequence[int], activation: Activation) -> nn.Sequential:
     """Linears between consecutive ``sizes`` with the activation between them, none after the last."""
     layers: list[nn.Module] = []
-    for n, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for n, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         if n:
             layers.append(activation.build())
         layers.append(nn.Linear(fan_in, fan_out))
@@ -85,7 +86,7 @@ def plain_mlp(sizes: Sequence[int], activation: Activation) -> nn.Sequential:
 
 @dataclass(frozen=True, slots=True)
 class DiffusionMLPConfig:
-    """Sizes of a DiffusionMLP. Published: Can and Lift as the defaults; Square and Transport 3 x 1024 with time_dim 32."""
+    """Sizes of a DiffusionMLP. Published: Can and Lift as the defaults; Square, Transport 3 x 1024, time_dim 32."""
 
     hidden: tuple[int, ...] = (512, 512, 512)
     """Widths of the residual MLP: an odd number of equal entries, three at least."""
@@ -126,7 +127,7 @@ class DiffusionMLP(Denoiser):
         )
 
     def forward(self, x: Tensor, t: Tensor, cond: Tensor) -> Tensor:
-        """x [B, H, A], t [B] long, cond [B, C] -> [B, H, A]."""
+        """Map x [B, H, A], t [B] long, cond [B, C] -> [B, H, A]."""
         encoded = cond if self.encoder is None else self.encoder(cond)
         features = torch.cat([x.flatten(1), self.time_embedding(t), encoded], dim=-1)
         return self.body(features).view_as(x)
@@ -144,7 +145,7 @@ class DiffusionMLP(Denoiser):
 
     @torch.no_grad()
     def chain_step(self, x: Tensor, context: Any, k: int) -> Tensor:
-        """x [B, H, A] at level k of the chain -> [B, H, A]."""
+        """Map x [B, H, A] at level k of the chain -> [B, H, A]."""
         w_x, offset = context
         h = torch.addmm(offset[k], x.flatten(1), w_x)
         return self.body.output(self.body.blocks(h)).view_as(x)

@@ -11,7 +11,7 @@ from robopo.errors import ConfigError
 
 
 class SinusoidalEmbedding(nn.Module):
-    """t [N] -> [N, dim]: sines then cosines of t times frequencies falling geometrically from 1 to 1/10000."""
+    """Map t [N] -> [N, dim]: sines then cosines of t times frequencies falling geometrically from 1 to 1/10000."""
 
     def __init__(self, dim: int) -> None:
         """dim: even, at least 4."""
@@ -24,13 +24,13 @@ class SinusoidalEmbedding(nn.Module):
         self.register_buffer("frequencies", frequencies.to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, t: Tensor) -> Tensor:
-        """t [N] integer or float -> [N, dim]."""
+        """Map t [N] integer or float -> [N, dim]."""
         phase = t.to(self.frequencies.dtype)[:, None] * self.frequencies  # [N, dim / 2]
         return torch.cat([phase.sin(), phase.cos()], dim=-1)
 
 
 class TimeEmbedding(nn.Sequential):
-    """t [N] -> [N, dim]: sinusoid, linear to ``hidden``, Mish, linear back to ``dim``."""
+    """Map t [N] -> [N, dim]: sinusoid, linear to ``hidden``, Mish, linear back to ``dim``."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__(SinusoidalEmbedding(dim), nn.Linear(dim, hidden), nn.Mish(), nn.Linear(hidden, dim))

@@ -112,7 +112,7 @@ class FilmBlock(nn.Module):
         return Film(scale, bias)
 
     def forward(self, x: Tensor, film: Film) -> Tensor:
-        """x [B, C_in, L] -> [B, C_out, L]."""
+        """Map x [B, C_in, L] -> [B, C_out, L]."""
         return _film_block(x, film, self.first, self.second, self.skip)
 
     def at_length(self, length: int) -> Callable[[Tensor, Film], Tensor]:
@@ -131,7 +131,7 @@ def _same(x: Tensor) -> Tensor:
 
 
 class Layers(NamedTuple):
-    """The U-Net's layers in the order of their use: film blocks two per level down, two in the middle, two per level up."""
+    """The layers in the order of their use: two film blocks per level down, two in the middle, two per level up."""
 
     blocks: Sequence[Callable[[Tensor, Film], Tensor]]
     shrink: Sequence[Map]
@@ -165,7 +165,7 @@ class UNet1D(Denoiser):
         self._frozen_layers: tuple[list[tuple[int, int]], Layers] | None = None
 
     def forward(self, x: Tensor, t: Tensor, cond: Tensor) -> Tensor:
-        """x [B, H, A], t [B] long, cond [B, C] -> [B, H, A]."""
+        """Map x [B, H, A], t [B] long, cond [B, C] -> [B, H, A]."""
         encoded = cond if self.encoder is None else self.encoder(cond)
         features = torch.cat([self.time_embedding(t), encoded], dim=-1)
         blocks = self._blocks()
@@ -187,7 +187,7 @@ class UNet1D(Denoiser):
 
     @torch.no_grad()
     def chain_step(self, x: Tensor, context: Any, k: int) -> Tensor:
-        """x [B, H, A] at level k of the chain -> [B, H, A]."""
+        """Map x [B, H, A] at level k of the chain -> [B, H, A]."""
         layers, films = context
         return _run(x, layers, films[k])
 
@@ -221,7 +221,7 @@ class UNet1D(Denoiser):
 
 
 def _run(x: Tensor, layers: Layers, films: Sequence[Film]) -> Tensor:
-    """x [B, H, A] -> [B, H, A]: down, middle, up with the skips, head. ``films``: one per block."""
+    """Map x [B, H, A] -> [B, H, A]: down, middle, up with the skips, head. ``films``: one per block."""
     steps = zip(layers.blocks, films, strict=True)
 
     def two_blocks(h: Tensor) -> Tensor:

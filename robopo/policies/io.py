@@ -1,0 +1,199 @@
+"""A policy as a folder: ``model.safetensors`` and ``config.json``, enough to build it again on its own.
+
+config.json holds the schema version, the spec, the configurations of network, process and policy (with the sampler, K'
+and the floors), the SHA-256 of the weights file, and where the weights come from. The normaliser's statistics are among the
+weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from robopo.errors import CheckpointError, RobopoError
+from robopo.nn.activation import Activation
+from robopo.nn.mlp import DiffusionMLPConfig
+from robopo.nn.unet1d import UNet1DConfig
+from robopo.policies.base import PolicySpec
+from robopo.policies.build import NetConfig, build_diffusion_policy
+from robopo.policies.chunk_policy import DiffusionPolicy
+from robopo.policies.config import DiffusionPolicyConfig, Reduce
+from robopo.policies.normalizer import MinMaxNormalizer
+from robopo.processes.base import DiffusionConfig, Prediction, ProcessKind
+
+SCHEMA = "robopo.policy/1"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+_NETS: dict[str, type[NetConfig]] = {"diffusion_mlp": DiffusionMLPConfig, "unet1d": UNet1DConfig}
+_ENUMS: dict[str, type[Enum]] = {
+    "activation": Activation,
+    "kind": ProcessKind,
+    "prediction": Prediction,
+    "reduce": Reduce,
+}
+
+
+def save_policy(folder: Path, policy: DiffusionPolicy, provenance: Mapping[str, Any]) -> None:
+    """Write ``policy`` into ``folder``; provenance: JSON values (revision, seed, data, ...).
+
+    A new folder appears complete or not at all. In an existing folder each file is replaced whole, the configuration
+    last; a stop between the two is found by ``load_policy``, since the configuration names the weights' hash.
+    """
+    folder = Path(folder)
+    weights = save_tensors({name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()})
+    text = json.dumps(_describe(policy, weights, provenance), indent=2, sort_keys=True) + "\n"
+    if folder.exists():
+        _write(folder / WEIGHTS, weights)
+        _write(folder / CONFIG, text.encode())
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        _write(temporary / WEIGHTS, weights)
+        _write(temporary / CONFIG, text.encode())
+        temporary.chmod(0o755)
+        os.replace(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def load_policy(folder: Path, device: torch.device | str = "cpu") -> DiffusionPolicy:
+    """Build the policy of ``folder``, in evaluation mode, on ``device``.
+
+    Raises CheckpointError when a file is missing, cut short, of another schema, or doesn't fit the configuration.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    raw = _read(folder / WEIGHTS)
+    if (found := hashlib.sha256(raw).hexdigest()) != config.get("weights_sha256"):
+        raise CheckpointError(
+            f"{folder / WEIGHTS} ({len(raw)} bytes, sha256 {found[:12]}...) isn't the file that {CONFIG} was written "
+            "with: it was cut short, replaced, or saving was interrupted; copy the folder again or use an earlier one"
+        )
+    try:
+        state = load_tensors(raw)
+        policy = _build(config)
+    except (RobopoError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{folder / CONFIG} doesn't describe a policy: {error!r}") from error
+    _check_state(folder, policy, state)
+    policy.load_state_dict(state, strict=True)
+    return policy.to(device).eval()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Parse ``config.json`` and check its schema. Raises CheckpointError."""
+    path = Path(folder) / CONFIG
+    try:
+        config = json.loads(_read(path))
+    except ValueError as error:
+        raise CheckpointError(f"{path} isn't JSON ({error}); it was cut short or edited") from error
+    schema = cast("dict[str, Any]", config).get("schema") if isinstance(config, dict) else None
+    if schema != SCHEMA:
+        raise CheckpointError(f"{path} has schema {schema!r}, expected {SCHEMA!r}; was it written by another robopo?")
+    return cast("dict[str, Any]", config)
+
+
+def _describe(policy: DiffusionPolicy, weights: bytes, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    net_config = getattr(policy.net, "config", None)
+    kind = next((name for name, cls in _NETS.items() if isinstance(net_config, cls)), None)
+    if kind is None:
+        raise CheckpointError(
+            f"a policy with a {type(policy.net).__name__} can't be saved: known networks are {', '.join(_NETS)}"
+        )
+    return {
+        "schema": SCHEMA,
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        "spec": _plain(policy.spec),
+        "net": {"kind": kind, **_plain(net_config)},
+        "process": _plain(policy.process.config),
+        "policy": _plain(policy.config),
+        "provenance": dict(provenance),
+    }
+
+
+def _build(config: Mapping[str, Any]) -> DiffusionPolicy:
+    spec = PolicySpec(**config["spec"])
+    net = dict(config["net"])
+    net_config = _restore(_NETS[net.pop("kind")], net)
+    # The statistics' shapes are the spec's; their values come with the weights.
+    sizes = {**spec.obs, "action": spec.action_dim}
+    normalizer = MinMaxNormalizer({key: (torch.zeros(n), torch.ones(n)) for key, n in sizes.items()})
+    return build_diffusion_policy(
+        spec,
+        net_config,
+        _restore(DiffusionConfig, config["process"]),
+        _restore(DiffusionPolicyConfig, config["policy"]),
+        normalizer,
+    )
+
+
+def _check_state(folder: Path, policy: DiffusionPolicy, state: Mapping[str, Tensor]) -> None:
+    expected = {name: list(value.shape) for name, value in policy.state_dict().items()}
+    found = {name: list(value.shape) for name, value in state.items()}
+    if missing := sorted(expected.keys() - found.keys()):
+        raise CheckpointError(f"{folder / WEIGHTS} lacks {len(missing)} tensors, first {missing[0]!r}; see {CONFIG}")
+    if unknown := sorted(found.keys() - expected.keys()):
+        raise CheckpointError(
+            f"{folder / WEIGHTS} holds {len(unknown)} tensors that the policy of {CONFIG} lacks, first {unknown[0]!r}"
+        )
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise CheckpointError(f"{folder / WEIGHTS}: {name!r} is {found[name]}, {CONFIG} says {shape}")
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """Dataclass -> JSON values."""
+    return {
+        name: value.value if isinstance(value, Enum) else value
+        for name, value in ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))
+    }
+
+
+def _restore[C](cls: type[C], values: Mapping[str, Any]) -> C:
+    """Inverse of ``_plain``. Raises TypeError for a field that is missing or unknown."""
+    names = {f.name for f in dataclasses.fields(cast("Any", cls))}
+    if names != set(values):
+        raise TypeError(f"{cls.__name__}: fields {sorted(names ^ set(values))} are missing or unknown")
+    restored = {
+        name: _ENUMS[name](value)
+        if name in _ENUMS
+        else tuple(cast("list[Any]", value))
+        if isinstance(value, list)
+        else value
+        for name, value in values.items()
+    }
+    return cls(**restored)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointError(
+            f"{path} can't be read ({reason}); a policy folder holds {CONFIG} and {WEIGHTS}"
+        ) from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data`` in one step that survives a crash."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
