@@ -1,0 +1,51 @@
+# make demo: the whole pipeline and its report. make help: the rest.
+.PHONY: help setup demo test lint format bench
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+# A Python 3.12 or 3.13: on PATH, or one that only pyenv knows.
+PYTHON ?= $(shell for candidate in python3.12 python3 python3.13 \
+	"$$(pyenv prefix 3.12 2>/dev/null)/bin/python3" "$$HOME"/.pyenv/versions/3.12*/bin/python3; do \
+	"$$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 12), (3, 13)))' 2>/dev/null \
+	&& { echo "$$candidate"; break; }; done)
+BIN := .venv/bin
+STAMP := .venv/.synced
+JOBS ?= 2
+
+help:
+	@echo "make demo    demonstrations, cloning, fine-tuning, evaluation and a simulated arm; ends with a report page"
+	@echo "make test    all tests            make lint    style, types, import rules"
+	@echo "make bench   all benchmarks       make setup   only install what is needed, into .venv"
+
+setup: $(STAMP)
+
+# uv as a module of PYTHON, as a command that works here, or installed with pip (into .venv-uv where pip may not write).
+$(STAMP): pyproject.toml uv.lock
+	@test -n "$(PYTHON)" || { echo "robopo needs Python 3.12: install it (for example: pyenv install 3.12), or run make PYTHON=/path/to/python3.12"; exit 2; }
+	@set -e; \
+	if "$(PYTHON)" -m uv --version >/dev/null 2>&1; then uv="$(PYTHON) -m uv"; \
+	elif uv --version >/dev/null 2>&1; then uv=uv; \
+	elif "$(PYTHON)" -m pip install --quiet uv >/dev/null 2>&1 && "$(PYTHON)" -m uv --version >/dev/null 2>&1; then uv="$(PYTHON) -m uv"; \
+	else "$(PYTHON)" -m venv .venv-uv && .venv-uv/bin/pip install --quiet uv; uv=.venv-uv/bin/uv; fi; \
+	echo "$$uv sync --frozen --python $(PYTHON)"; \
+	$$uv sync --frozen --quiet --python "$(PYTHON)"; \
+	echo "$$uv" > $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/robopo demo
+
+test: $(STAMP)
+	UV="$$(cat $(STAMP))" $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pyright
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	@set -e; for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python "$$program"; done

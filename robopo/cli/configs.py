@@ -1,0 +1,162 @@
+"""Hydra configurations: where they lie, how overrides are checked, and how they become frozen dataclasses.
+
+YAML under ``configs/`` chooses values; dataclasses registered in Hydra's store give types and ranges. Hydra's compose
+API is used instead of its decorator, so that mistakes are answered in robopo's own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from robopo.errors import ConfigError, RobopoError, did_you_mean
+
+CFG_FLAGS = ("--cfg", "-c")
+
+
+def config_dir() -> Path:
+    """The folder of YAML files: inside an installed package, or at the root of a clone."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "train.yaml").is_file():
+            return folder
+    raise ConfigError(f"no configs folder beside {package}; reinstall robopo, or run it from a complete clone")
+
+
+def writable(config: Any) -> DictConfig:
+    """A structured node of a frozen dataclass that overrides may change; ``to_object`` gives the frozen object back.
+
+    OmegaConf marks nodes of frozen dataclasses read-only, which would refuse every override.
+    """
+    node = OmegaConf.structured(config)
+    for part in _containers(node):
+        OmegaConf.set_readonly(part, False)
+    return node
+
+
+def _containers(node: Any) -> Iterator[DictConfig | ListConfig]:
+    if isinstance(node, DictConfig | ListConfig):
+        yield node
+        keys: Any = list(node) if isinstance(node, DictConfig) else range(len(node))
+        for key in keys:
+            if not OmegaConf.is_missing(node, key):
+                yield from _containers(node[key])
+
+
+def load_config(name: str, overrides: Sequence[str], register: Mapping[tuple[str, str], Any]) -> DictConfig:
+    """Compose ``configs/<name>.yaml`` with ``overrides``.
+
+    register: (group, name) -> dataclass; group "" is the root. Raises ConfigError naming the nearest known option or
+    key.
+    """
+    store = ConfigStore.instance()
+    for (group, schema), node in register.items():
+        store.store(group=group or None, name=schema, node=writable(node))
+    with initialize_config_dir(version_base=None, config_dir=str(config_dir())):
+        choices = [text for text in overrides if _check_group(text)]
+        known = _composed(name, choices)
+        for text in overrides:
+            if text not in choices:
+                _check_key(text, known)
+        return _composed(name, overrides) if len(overrides) > len(choices) else known
+
+
+def to_object(config: DictConfig) -> Any:
+    """The frozen dataclass behind a composed configuration, checked by its ``__post_init__``."""
+    try:
+        return OmegaConf.to_object(config)
+    except RobopoError:
+        raise
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise ConfigError(_first_line(error)) from error
+
+
+def build(node: Any, **extra: Any) -> Any:
+    """Call the ``_target_`` of a configuration node with its values and ``extra``."""
+    try:
+        return instantiate(node, **extra)
+    except HydraException as error:
+        cause = error.__cause__
+        if isinstance(cause, RobopoError):
+            raise cause from error
+        if isinstance(cause, ValueError | TypeError | OSError):
+            raise ConfigError(f"{node['_target_']}: {cause}") from error
+        raise
+
+
+def handle_cfg_flag(name: str, argv: Sequence[str], register: Mapping[tuple[str, str], Any]) -> str | None:
+    """The composed YAML when ``argv`` asks for it with ``--cfg``, else None."""
+    if not any(flag in argv for flag in CFG_FLAGS):
+        return None
+    overrides = [text for text in argv if text not in CFG_FLAGS]
+    return OmegaConf.to_yaml(load_config(name, overrides, register)).rstrip()
+
+
+def groups() -> dict[str, tuple[str, ...]]:
+    """Group name -> its options, from the YAML files."""
+    found = {folder.name: tuple(sorted(p.stem for p in folder.glob("*.yaml"))) for folder in config_dir().iterdir()}
+    return {name: options for name, options in found.items() if options}
+
+
+def _split(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"can't read {text!r}: expected key=value, for example seed=3")
+    return key.lstrip("+~"), value
+
+
+def _check_group(text: str) -> bool:
+    """Whether the override chooses an option of a group; ConfigError when the option does not exist."""
+    key, value = _split(text)
+    options = groups().get(key)
+    if options is None:
+        return False
+    if value not in options:
+        raise ConfigError(f"{key}={value}: unknown {key}{did_you_mean(value, options)}")
+    return True
+
+
+def _check_key(text: str, known: DictConfig) -> None:
+    key, _ = _split(text)
+    paths = set(_paths(known))
+    if key in paths:
+        return
+    parent, _, leaf = key.rpartition(".")
+    siblings = [path for path in paths if path.rpartition(".")[0] == parent]
+    same_leaf = sorted(path for path in paths if path.rpartition(".")[2] == leaf)
+    if same_leaf:
+        raise ConfigError(f"unknown setting {key!r}; did you mean {same_leaf[0]!r}?")
+    if not siblings:
+        raise ConfigError(f"unknown setting {key!r}{did_you_mean(key, [p for p in paths if '.' not in p])}")
+    raise ConfigError(f"unknown setting {key!r}{did_you_mean(key, siblings)}")
+
+
+def _paths(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in node:
+        path = f"{prefix}{key}"
+        yield path
+        if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
+            yield from _paths(node[key], f"{path}.")
+
+
+def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
+    try:
+        return compose(config_name=name, overrides=list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(
+            f"{_first_line(error)} (in {name}.yaml with {' '.join(overrides) or 'no overrides'})"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    """The innermost message: Hydra wraps OmegaConf's, which has the facts."""
+    cause = error.__cause__ or error
+    return str(cause).strip().splitlines()[0]
