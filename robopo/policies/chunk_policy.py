@@ -52,7 +52,7 @@ class DiffusionPolicy(nn.Module):
     ) -> None:
         """normalizer: statistics of every observation of ``spec`` and of ``action``.
 
-        With ``config.ft_steps`` set, fine-tuning begins at once. Raises ConfigError when the parts don't fit each other.
+        With ``config.ft_steps`` set, fine-tuning begins at once. Raises ConfigError when the parts don't fit together.
         """
         super().__init__()
         config = DiffusionPolicyConfig() if config is None else config

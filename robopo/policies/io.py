@@ -1,8 +1,8 @@
 """A policy as a folder: ``model.safetensors`` and ``config.json``, enough to build it again on its own.
 
 config.json holds the schema version, the spec, the configurations of network, process and policy (with the sampler, K'
-and the floors), the SHA-256 of the weights file, and where the weights come from. The normaliser's statistics are among the
-weights.
+and the floors), the SHA-256 of the weights file, and where the weights come from. The normaliser's statistics are among
+the weights.
 """
 
 from __future__ import annotations
