@@ -6,9 +6,11 @@ API is used instead of its decorator, so that mistakes are answered in robopo's 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -20,6 +22,13 @@ from omegaconf.errors import OmegaConfBaseException
 from robopo.errors import ConfigError, RobopoError, did_you_mean
 
 CFG_FLAGS = ("--cfg", "-c")
+
+
+class SavedRun(NamedTuple):
+    """What an earlier run was started with: group -> option, and all its values."""
+
+    choices: Mapping[str, str]
+    values: Mapping[str, Any]
 
 
 def config_dir() -> Path:
@@ -61,22 +70,55 @@ def load_config(name: str, overrides: Sequence[str], register: Mapping[tuple[str
     for (group, schema), node in register.items():
         store.store(group=group or None, name=schema, node=writable(node))
     with initialize_config_dir(version_base=None, config_dir=str(config_dir())):
-        choices = [text for text in overrides if _check_group(text)]
-        known = _composed(name, choices)
-        for text in overrides:
-            if text not in choices:
-                _check_key(text, known)
-        return _composed(name, overrides) if len(overrides) > len(choices) else known
+        chosen = [text for text in overrides if _check_group(text)]
+        known = _composed(name, chosen)
+        values = [_check_key(text, known) for text in overrides if text not in chosen]
+        return _composed(name, [*chosen, *values]) if values else known
+
+
+def load_saved(
+    name: str, saved: SavedRun, overrides: Sequence[str], register: Mapping[tuple[str, str], Any]
+) -> DictConfig:
+    """The configuration of an earlier run with a few values changed. ConfigError when a group is among them."""
+    for text in overrides:
+        if _check_group(text):
+            raise ConfigError(f"{text}: a run that is resumed keeps its {_split(text)[0]}; leave it out")
+    config = load_config(name, [f"{group}={option}" for group, option in saved.choices.items()], register)
+    config = cast("DictConfig", OmegaConf.merge(config, OmegaConf.create(dict(saved.values))))
+    values = [_check_key(text, config) for text in overrides]
+    try:
+        return cast("DictConfig", OmegaConf.merge(config, OmegaConf.from_dotlist(values)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(_first_line(error)) from error
+
+
+def choices(name: str, overrides: Sequence[str]) -> dict[str, str]:
+    """Group -> chosen option, after ``load_config``."""
+    with initialize_config_dir(version_base=None, config_dir=str(config_dir())):
+        chosen = [text for text in overrides if _check_group(text)]
+        config = compose(config_name=name, overrides=chosen, return_hydra_config=True)
+    return {g: str(option) for g, option in config.hydra.runtime.choices.items() if g in groups() and option}
 
 
 def to_object(config: DictConfig) -> Any:
-    """The frozen dataclass behind a composed configuration, checked by its ``__post_init__``."""
+    """The frozen dataclass behind a composed configuration, checked by its ``__post_init__``; its lists are tuples."""
     try:
-        return OmegaConf.to_object(config)
+        return _with_tuples(OmegaConf.to_object(config))
     except RobopoError:
         raise
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(_first_line(error)) from error
+
+
+def _with_tuples(value: Any) -> Any:
+    """OmegaConf turns tuples into lists; turn them back, so that equal configurations compare equal."""
+    if isinstance(value, list):
+        return tuple(_with_tuples(item) for item in cast("list[Any]", value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        now = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        changed = {name: new for name, old in now.items() if (new := _with_tuples(old)) is not old}
+        return dataclasses.replace(value, **changed) if changed else value
+    return value
 
 
 def build(node: Any, **extra: Any) -> Any:
@@ -124,11 +166,12 @@ def _check_group(text: str) -> bool:
     return True
 
 
-def _check_key(text: str, known: DictConfig) -> None:
-    key, _ = _split(text)
+def _check_key(text: str, known: DictConfig) -> str:
+    """The override as Hydra wants it; ConfigError with the nearest known key."""
+    key, value = _split(text)
     paths = set(_paths(known))
-    if key in paths:
-        return
+    if key in paths or any(_is_free(known, key.rsplit(".", depth)[0]) for depth in range(1, key.count(".") + 1)):
+        return f"{key}={_enum_name(known, key, value)}" if key in paths else f"+{key}={value}"
     parent, _, leaf = key.rpartition(".")
     siblings = [path for path in paths if path.rpartition(".")[0] == parent]
     same_leaf = sorted(path for path in paths if path.rpartition(".")[2] == leaf)
@@ -137,6 +180,25 @@ def _check_key(text: str, known: DictConfig) -> None:
     if not siblings:
         raise ConfigError(f"unknown setting {key!r}{did_you_mean(key, [p for p in paths if '.' not in p])}")
     raise ConfigError(f"unknown setting {key!r}{did_you_mean(key, siblings)}")
+
+
+def _is_free(known: DictConfig, key: str) -> bool:
+    """Whether ``key`` is a mapping without fixed keys, such as ``gate``."""
+    node = OmegaConf.select(known, key)
+    return isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict and "_target_" not in node
+
+
+def _enum_name(known: DictConfig, key: str, value: str) -> str:
+    """OmegaConf reads enums by name; people write their values, in any case."""
+    current = None if OmegaConf.is_missing(known, key) else OmegaConf.select(known, key)
+    if not isinstance(current, Enum):
+        return value
+    members = {str(member.value): member.name for member in type(current)}
+    wanted = value.strip("'\"").lower()
+    for text, name in members.items():
+        if wanted in (text.lower(), name.lower()):
+            return name
+    raise ConfigError(f"{key}={value}{did_you_mean(value, members)}")
 
 
 def _paths(node: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -41,6 +41,10 @@ class Stage(Protocol):
         """The batch of the running step, and the learner as it was before it, for a NaN dump."""
         ...
 
+    def replay(self, evidence: Mapping[str, Tree], guard: NanGuard) -> dict[str, float]:
+        """Do the failed step again from what ``evidence`` returned then; its metrics, or NonFiniteError."""
+        ...
+
     def export(self, folder: Path) -> None:
         """Write the policy that would be used now into the existing, empty ``folder``."""
         ...
@@ -175,6 +179,14 @@ class OnPolicyStage:
         """Batch and learner before the update; empty outside a failed step."""
         return self._evidence
 
+    def replay(self, evidence: Mapping[str, Tree], guard: NanGuard) -> dict[str, float]:
+        """Do the update of ``evidence`` again, from the learner as it was. Raises NonFiniteError as it did then."""
+        learner, generators = evidence["learner"], self._generators
+        restore_learner(learner, modules=self._modules, algorithm=self._algorithm, generators=generators)
+        batch = RolloutBatch(**evidence["batch"])
+        guard.check("batch", batch)
+        return to_scalars(self._algorithm.update(batch, generator=generators["update"]))
+
     def export(self, folder: Path) -> None:
         """Write the policy."""
         self._export(folder)
@@ -244,6 +256,11 @@ class CloningStage:
     def evidence(self) -> dict[str, Tree]:
         """Last batch and the learner before the iteration; empty outside a failed step."""
         return self._evidence
+
+    def replay(self, evidence: Mapping[str, Tree], guard: NanGuard) -> dict[str, float]:
+        """Do the whole iteration of ``evidence`` again, from the learner as it was before it."""
+        self.restore(evidence["learner"])
+        return self.step(guard)
 
     def export(self, folder: Path) -> None:
         """Write the policy."""

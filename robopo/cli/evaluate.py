@@ -1,0 +1,139 @@
+"""``robopo eval``: the numbers of a checkpoint, built from its folder alone, with videos and a report page."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from robopo.cli.configs import build, handle_cfg_flag, load_config, to_object
+from robopo.cli.schema import EVAL, EvalConfig
+from robopo.cli.train import check_fits
+from robopo.device import select_device
+from robopo.errors import ConfigError, DataError
+from robopo.eval.evaluate import evaluate
+from robopo.eval.provenance import collect_provenance
+from robopo.eval.records import EvalReport
+from robopo.eval.report import CurvePoint, Film, Report
+from robopo.eval.seeds import evaluation_seeds
+from robopo.eval.video import annotate, record_episodes, write_mp4
+from robopo.policies.chunk_policy import DiffusionPolicy
+from robopo.policies.io import load_policy, read_config
+from robopo.train.checkpoint import find_checkpoint
+from robopo.train.logger import METRICS, read_metrics
+from sims.base import VecSim
+from sims.mujoco_vec import MujocoVec
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Evaluate, write the report folder, print the rate and where the report is."""
+    console = Console(highlight=False, soft_wrap=True)
+    shown = handle_cfg_flag("eval", argv, EVAL)
+    if shown is not None:
+        console.print(shown, markup=False)
+        return 0
+    config: EvalConfig = to_object(load_config("eval", argv, EVAL))
+    if config.checkpoint is None:
+        raise ConfigError("robopo eval needs checkpoint=<run or checkpoint folder>")
+    torch.set_num_threads(config.torch_threads)
+    folder = find_policy(Path(config.checkpoint))
+    policy = load_policy(folder, select_device(config.device))
+    report, out = evaluate_folder(config, policy, folder)
+    console.print(f"success {report.success} on {report.n} episodes of {policy.spec.task}", markup=False)
+    console.print(f"report: {out / 'report.html'}", markup=False)
+    return 0
+
+
+def find_policy(path: Path) -> Path:
+    """The policy folder that ``path`` means: a run's newest checkpoint, one checkpoint, or a bare policy folder."""
+    if (path / "config.json").is_file() and not (path / "manifest.json").exists():
+        return path
+    return find_checkpoint(path)
+
+
+def evaluate_folder(config: EvalConfig, policy: DiffusionPolicy, folder: Path) -> tuple[EvalReport, Path]:
+    """Episodes, films and files; returns the result and its folder."""
+    run_dir = folder.resolve().parents[1] if folder.parent.name == "checkpoints" else folder
+    out = Path(config.out) if config.out else run_dir / "eval" / folder.name
+    device = select_device(config.device)
+    sim = make_sim(config, policy, min(config.num_envs, config.n))
+    try:
+        check_fits(policy, sim.spec)
+        seeds = evaluation_seeds(config.n, config.purpose)
+        options: dict[str, Any] = {
+            "noise_seed": config.noise_seed,
+            "deterministic": config.deterministic,
+            "device": device,
+        }
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("episodes", total=config.n)
+            report = evaluate(
+                policy, sim, seeds=seeds, progress=lambda done: bar.update(task, completed=done), **options
+            )
+    finally:
+        sim.close()
+    films = film(config, policy, seeds[: config.videos], out / "videos", options) if config.videos else []
+    report.write_json(out / "report.json")
+    report.write_csv(out / "episodes.csv")
+    page = Report(
+        title=f"{policy.spec.task}: {folder.name}",
+        after=report,
+        curve=curve(run_dir / METRICS),
+        films=films,
+        config=read_config(folder),
+        provenance=collect_provenance(seed=config.noise_seed).to_json(),
+    )
+    page.write_html(out / "report.html")
+    return report, out
+
+
+def make_sim(config: EvalConfig, policy: DiffusionPolicy, num_envs: int) -> VecSim:
+    """The simulator of ``sim=``, or the one that the policy was trained in."""
+    if config.sim is not None:
+        return build(config.sim, num_envs=num_envs)
+    try:
+        return MujocoVec(policy.spec.task, num_envs, action_mode=policy.spec.action_mode)
+    except (ValueError, OSError) as error:
+        raise ConfigError(
+            f"the checkpoint's task {policy.spec.task!r} can't be built ({error}); choose one: sim=…"
+        ) from error
+
+
+def film(
+    config: EvalConfig, policy: DiffusionPolicy, seeds: Sequence[int], folder: Path, options: dict[str, Any]
+) -> list[Film]:
+    """Films of the first episodes; none, and a warning, where nothing can be rendered."""
+    sim = make_sim(config, policy, min(len(seeds), 4))
+    try:
+        clips = record_episodes(policy, sim, seeds, stride=2, **options)
+    except (RuntimeError, ImportError) as error:
+        log.warning("no videos: %s", error)
+        return []
+    finally:
+        sim.close()
+    fps = policy.spec.control_hz / 2
+    return [
+        Film("episode", write_mp4(folder / f"{clip.row.seed}.mp4", annotate(clip), fps=fps), f"seed {clip.row.seed}")
+        for clip in clips
+    ]
+
+
+def curve(metrics: Path) -> list[CurvePoint]:
+    """Evaluations during training, from the run's log; empty where there is none."""
+    if not metrics.is_file():
+        return []
+    rows = [row for row in read_metrics(metrics) if row.get("eval/n")]
+    try:
+        return [
+            CurvePoint(int(r.get("env_steps", 0)), r.get("elapsed_s", 0.0), int(r["eval/successes"]), int(r["eval/n"]))
+            for r in rows
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{metrics} is not a robopo log ({error})") from error

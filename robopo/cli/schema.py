@@ -1,0 +1,231 @@
+"""Types, ranges and meanings of the settings that each command reads. YAML under ``configs/`` chooses among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from robopo.algos.bc import BCConfig
+from robopo.algos.dppo_config import DPPOConfig
+from robopo.errors import ConfigError
+from robopo.eval.seeds import SeedPurpose
+from robopo.nn.mlp import DiffusionMLPConfig
+from robopo.nn.unet1d import UNet1DConfig
+from robopo.policies.config import DiffusionPolicyConfig
+from robopo.processes.base import DiffusionConfig
+from robopo.train.logger import LoggerConfig
+from robopo.train.loop import LoopConfig
+
+
+@dataclass(frozen=True, slots=True)
+class MLPPolicyConfig:
+    """A diffusion policy with a residual MLP. Its rows should all run: action_steps = horizon."""
+
+    obs_steps: int = 1
+    """To, observations a decision sees."""
+    horizon: int = 4
+    """H, rows a decision predicts."""
+    action_steps: int = 4
+    """Ta, rows that run before the next decision."""
+    process: DiffusionConfig = field(default_factory=DiffusionConfig)
+    """Noise schedule and sampler."""
+    sampling: DiffusionPolicyConfig = field(default_factory=DiffusionPolicyConfig)
+    """Noise floors, clips and likelihood."""
+    net: DiffusionMLPConfig = field(default_factory=DiffusionMLPConfig)
+    """Sizes of the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class UNetPolicyConfig:
+    """A diffusion policy with a 1-D U-Net, which may predict further than it acts."""
+
+    obs_steps: int = 1
+    """To, observations a decision sees."""
+    horizon: int = 8
+    """H, rows a decision predicts."""
+    action_steps: int = 4
+    """Ta, rows that run before the next decision."""
+    process: DiffusionConfig = field(default_factory=DiffusionConfig)
+    """Noise schedule and sampler."""
+    sampling: DiffusionPolicyConfig = field(default_factory=DiffusionPolicyConfig)
+    """Noise floors, clips and likelihood."""
+    net: UNet1DConfig = field(default_factory=UNet1DConfig)
+    """Sizes of the network."""
+
+
+type PolicyConfig = MLPPolicyConfig | UNetPolicyConfig
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneConfig:
+    """What on-policy fine-tuning needs besides the algorithm."""
+
+    ft_steps: int = 10
+    """K', denoising steps that learn, counted from the last; at most the sampler's steps."""
+    num_decisions: int = 25
+    """T, decisions per environment and iteration."""
+    std_floor: float | None = None
+    """Least std of a denoising step while exploring and scoring; null keeps the policy's own."""
+    critic_hidden: tuple[int, ...] = (256, 256, 256)
+    """Widths of the value network: an odd number of equal entries."""
+
+    def __post_init__(self) -> None:
+        if self.ft_steps < 0 or self.num_decisions < 1:
+            raise ConfigError(
+                f"ft_steps={self.ft_steps}, num_decisions={self.num_decisions}: expected 0 or more, and 1 or more"
+            )
+        if self.std_floor is not None and self.std_floor <= 0.0:
+            raise ConfigError(f"std_floor={self.std_floor}: must be positive, or null")
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationConfig:
+    """Evaluations during training; their seeds choose checkpoints and are never those of a report."""
+
+    n: int = 100
+    """Episodes per evaluation."""
+    num_envs: int = 50
+    """Environments side by side."""
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.num_envs < 1:
+            raise ConfigError(f"evaluation.n={self.n}, evaluation.num_envs={self.num_envs}: at least 1 each")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """``robopo train``."""
+
+    sim: Any = MISSING
+    """Simulator (group ``sim``)."""
+    policy: Any = MISSING
+    """Policy to clone (group ``policy``); fine-tuning takes the checkpoint's."""
+    algo: Any = MISSING
+    """Algorithm (group ``algo``)."""
+    seed: int = 0
+    """Root of every random number; outside the range reserved for evaluation."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:<index>."""
+    torch_threads: int = 1
+    """Threads of one torch operation; small networks are fastest with 1."""
+    run_dir: str | None = None
+    """Folder of this run; null: runs/train/<time>-<task>-<algo>."""
+    resume: str | None = None
+    """Run or checkpoint folder to continue, bit for bit."""
+    demos: str | None = None
+    """LeRobotDataset folder to clone."""
+    checkpoint: str | None = None
+    """Run or checkpoint folder whose policy is fine-tuned."""
+    updates_per_iteration: int = 100
+    """Gradient steps of cloning between two lines of the log."""
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    """Of on-policy algorithms."""
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    """Iterations, evaluations, checkpoints."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """Episodes of evaluations during training."""
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    """Weights & Biases."""
+
+    def __post_init__(self) -> None:
+        if self.torch_threads < 1 or self.updates_per_iteration < 1:
+            raise ConfigError(
+                f"torch_threads={self.torch_threads}, updates_per_iteration={self.updates_per_iteration}: "
+                "at least 1 each"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CollectConfig:
+    """``robopo collect``."""
+
+    sim: Any = MISSING
+    """Simulator (group ``sim``)."""
+    out: str | None = None
+    """New dataset folder; null: data/<task>."""
+    episodes: int = 100
+    """Demonstrations to write."""
+    imperfection: float = 0.0
+    """0 is the clean expert, 1 a hurried novice."""
+    keep_failures: bool = False
+    """Also keep demonstrations that failed."""
+    overwrite: bool = False
+    """Replace an existing dataset."""
+    seed: int = 0
+    """Of starting positions and of the expert's imperfections."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1 or not 0.0 <= self.imperfection <= 1.0:
+            raise ConfigError(
+                f"episodes={self.episodes}, imperfection={self.imperfection}: expected 1 or more, and 0 to 1"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EvalConfig:
+    """``robopo eval``."""
+
+    checkpoint: str | None = None
+    """Run or checkpoint folder."""
+    sim: Any = None
+    """Simulator (group ``sim``); null: the task and action mode that the checkpoint names."""
+    n: int = 200
+    """Episodes."""
+    purpose: SeedPurpose = SeedPurpose.REPORT
+    """Which reserved seeds: report, or selection (those that training looks at)."""
+    num_envs: int = 50
+    """Environments side by side."""
+    noise_seed: int = 0
+    """Of the policy's initial noise."""
+    deterministic: bool = True
+    """As little noise as the sampler allows; false explores as training does."""
+    videos: int = 4
+    """Episodes to film; 0 none."""
+    out: str | None = None
+    """Report folder; null: <run>/eval/<checkpoint>."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:<index>."""
+    torch_threads: int = 1
+    """Threads of one torch operation."""
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.num_envs < 1 or self.videos < 0 or self.torch_threads < 1:
+            raise ConfigError(
+                f"n={self.n}, num_envs={self.num_envs}, torch_threads={self.torch_threads}: at least 1 each; "
+                f"videos={self.videos}: 0 or more"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DeployCommandConfig:
+    """``robopo deploy``."""
+
+    checkpoint: str | None = None
+    """Run or checkpoint folder."""
+    arm: Any = MISSING
+    """Arm and its scene (group ``arm``)."""
+    episodes: int = 1
+    """Episodes, each from a new start."""
+    seconds: float = 10.0
+    """Longest time of an episode."""
+    out: str | None = None
+    """New folder for events, ticks, report and the recorded dataset; null: runs/deploy/<time>."""
+    seed: int = 0
+    """Of the policy's initial noise and of a simulated scene."""
+    gate: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Settings of the safety gate that differ from its defaults for this kind of arm."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1 or self.seconds <= 0.0:
+            raise ConfigError(f"episodes={self.episodes}, seconds={self.seconds}: expected 1 or more, and above 0")
+
+
+ALGORITHMS = {("algo", "bc_schema"): BCConfig, ("algo", "dppo_schema"): DPPOConfig}
+POLICIES = {("policy", "diffusion_mlp_schema"): MLPPolicyConfig, ("policy", "diffusion_unet_schema"): UNetPolicyConfig}
+TRAIN = {("", "train_schema"): TrainConfig, **ALGORITHMS, **POLICIES}
+COLLECT = {("", "collect_schema"): CollectConfig}
+EVAL = {("", "eval_schema"): EvalConfig}
+DEPLOY = {("", "deploy_schema"): DeployCommandConfig}

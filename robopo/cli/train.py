@@ -1,0 +1,248 @@
+"""``robopo train``: clone demonstrations or fine-tune, from a configuration or from where a run stopped."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from robopo.algos.bc import BCConfig
+from robopo.algos.dppo_config import DPPOConfig
+from robopo.cli.configs import SavedRun, build, choices, handle_cfg_flag, load_config, load_saved, to_object
+from robopo.cli.pipeline import cloning_stage, finetuning_stage, new_policy, selection_evaluator, with_std_floor
+from robopo.cli.schema import TRAIN, TrainConfig
+from robopo.data.demo import DemoData
+from robopo.data.files import write_text
+from robopo.data.lerobot import read_lowdim
+from robopo.device import select_device
+from robopo.errors import CheckpointError, ConfigError, ShapeError
+from robopo.eval.provenance import collect_provenance
+from robopo.eval.seeds import check_training_seed
+from robopo.policies.chunk_policy import DiffusionPolicy
+from robopo.policies.io import load_policy
+from robopo.train.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from robopo.train.logger import RunLogger
+from robopo.train.loop import Evaluate, LoopConfig, TrainResult, train
+from robopo.train.seeding import SeedTree
+from robopo.train.stages import Stage
+from sims.base import SimSpec, VecSim
+
+log = logging.getLogger(__name__)
+
+RUN_FILE = "run.json"
+"""In the run folder: the chosen options and all values, which ``resume=`` reads."""
+
+
+class Run(NamedTuple):
+    """One invocation, read and checked."""
+
+    config: TrainConfig
+    folder: Path
+    resume: Checkpoint | None
+    saved: SavedRun
+
+
+class Prepared(NamedTuple):
+    """What the loop is handed."""
+
+    stage: Stage
+    evaluate: Evaluate
+    loop: LoopConfig
+    title: str
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train and return 0, or 130 / 143 after SIGINT / SIGTERM."""
+    shown = handle_cfg_flag("train", argv, TRAIN)
+    console = Console(stderr=False)
+    if shown is not None:
+        console.print(shown, markup=False, highlight=False, soft_wrap=True)
+        return 0
+    run = read_run(argv)
+    result = run_training(run)
+    console.print(f"{result.iterations} iterations, checkpoint {result.checkpoint}", highlight=False, soft_wrap=True)
+    if result.stopped_by is not None:
+        console.print(f"stopped; continue with: robopo train resume={run.folder}", highlight=False, soft_wrap=True)
+    return result.exit_code
+
+
+def read_run(argv: Sequence[str]) -> Run:
+    """Compose the configuration of a new run, or of the one that ``resume=`` names."""
+    source = next((text.partition("=")[2] for text in argv if text.startswith("resume=")), "")
+    if source and source != "null":
+        checkpoint = load_checkpoint(find_checkpoint(Path(source)))
+        folder = checkpoint.folder.parents[1]
+        saved = read_saved(folder)
+        rest = [text for text in argv if not text.startswith("resume=")]
+        node = saved_node(saved, rest)
+        return Run(_checked(node, rest), folder, checkpoint, SavedRun(saved.choices, _plain(node)))
+    node = load_config("train", argv, TRAIN)
+    saved = SavedRun(choices("train", argv), _plain(node))
+    config = _checked(node, argv)
+    name = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}-{saved.choices['sim']}-{saved.choices['algo']}"
+    folder = Path(config.run_dir) if config.run_dir else Path("runs/train") / name
+    if (folder / "checkpoints").exists():
+        raise ConfigError(f"{folder} already holds a run: continue it with resume={folder}, or choose another run_dir")
+    return Run(config, folder, None, saved)
+
+
+def run_training(run: Run) -> TrainResult:
+    """Build everything, then loop."""
+    with prepare(run) as prepared:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        kept = {"choices": run.saved.choices, "config": run.saved.values}
+        write_text(run.folder / RUN_FILE, json.dumps(kept, indent=1))
+        logger = RunLogger(run.folder, run.config.logger, resume_step=run.resume.step if run.resume else None)
+        try:
+            return train(
+                prepared.stage,
+                prepared.loop,
+                run_dir=run.folder,
+                logger=logger,
+                evaluate=prepared.evaluate,
+                resume=run.resume,
+                title=prepared.title,
+            )
+        finally:
+            logger.close()
+
+
+@contextmanager
+def prepare(run: Run) -> Generator[Prepared]:
+    """Simulators, data, networks and algorithm of ``run``; the simulators are closed at the end."""
+    config = run.config
+    torch.set_num_threads(config.torch_threads)
+    device = select_device(config.device)
+    seeds = SeedTree(config.seed)
+    seeds.seed_globals()
+    sim: VecSim = build(config.sim, seed=seeds.int("sim") % 10**9)
+    watched: VecSim = build(config.sim, num_envs=min(config.evaluation.num_envs, config.evaluation.n))
+    try:
+        match config.algo:
+            case BCConfig():
+                yield _prepare_cloning(run, config.algo, sim, watched, seeds, device)
+            case DPPOConfig():
+                yield _prepare_finetuning(run, config.algo, sim, watched, seeds, device)
+            case _:
+                raise ConfigError(f"robopo train can't run a {type(config.algo).__name__}")
+    finally:
+        sim.close()
+        watched.close()
+
+
+def saved_node(saved: SavedRun, overrides: Sequence[str]) -> DictConfig:
+    """The configuration that a run was started with, and a few changes."""
+    return load_saved("train", saved, overrides, TRAIN)
+
+
+def read_saved(folder: Path) -> SavedRun:
+    """What the run in ``folder`` was started with."""
+    path = folder / RUN_FILE
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        return SavedRun(tree["choices"], tree["config"])
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} can't be read ({error}); only folders written by robopo train resume") from error
+
+
+def _prepare_cloning(
+    run: Run, algo: BCConfig, sim: VecSim, watched: VecSim, seeds: SeedTree, device: torch.device
+) -> Prepared:
+    config = run.config
+    data = _demonstrations(config)
+    policy = new_policy(data, sim.spec, config.policy, device)
+    cloning = cloning_stage(
+        policy,
+        data,
+        algo,
+        updates_per_iteration=config.updates_per_iteration,
+        seeds=seeds,
+        device=device,
+        provenance={**_provenance(run), "demonstrations": data.fingerprint},
+    )
+    loop = replace(config.loop, iterations=-(-algo.steps // config.updates_per_iteration), eval_first=False)
+    look = selection_evaluator(cloning.averaged, watched, config.evaluation.n, device, before=cloning.refresh)
+    return Prepared(cloning.stage, look, loop, "bc")
+
+
+def _prepare_finetuning(
+    run: Run, algo: DPPOConfig, sim: VecSim, watched: VecSim, seeds: SeedTree, device: torch.device
+) -> Prepared:
+    config = run.config
+    policy, parent = _starting_policy(run, device)
+    check_fits(policy, sim.spec)
+    if config.finetune.std_floor is not None:
+        policy = with_std_floor(policy, config.finetune.std_floor)
+    stage = finetuning_stage(
+        policy,
+        sim,
+        algo,
+        config.finetune,
+        seeds=seeds,
+        device=device,
+        provenance={**_provenance(run), "started_from": parent},
+    )
+    look = selection_evaluator(policy, watched, config.evaluation.n, device)
+    return Prepared(stage, look, config.loop, "dppo")
+
+
+def _starting_policy(run: Run, device: torch.device) -> tuple[DiffusionPolicy, str]:
+    """The policy to fine-tune; a resumed run has all of it in its own checkpoint."""
+    if run.resume is not None:
+        return load_policy(run.resume.folder, device), str(run.config.checkpoint)
+    if run.config.checkpoint is None:
+        raise ConfigError("algo=dppo fine-tunes a policy: give checkpoint=<run or checkpoint folder>")
+    folder = find_checkpoint(Path(run.config.checkpoint))
+    return load_policy(folder, device), str(folder)
+
+
+def check_fits(policy: DiffusionPolicy, sim: SimSpec) -> None:
+    """Raise ShapeError or ConfigError unless ``policy`` can act in the simulator."""
+    found = {name: feature.shape[0] for name, feature in sim.observation.items()}
+    for name, size in policy.spec.obs.items():
+        if found.get(name) != size:
+            raise ShapeError(f"the policy observes {dict(policy.spec.obs)}, the simulator gives {found}; check sim=")
+    if policy.spec.action_dim != sim.action.shape[0]:
+        raise ShapeError(
+            f"the policy's actions have {policy.spec.action_dim} elements {policy.spec.action_names}, the simulator "
+            f"takes {sim.action.shape[0]} {sim.action.names}; check sim= and sim.action_mode="
+        )
+    if policy.spec.action_mode != sim.action_mode:
+        raise ConfigError(
+            f"the policy acts as {policy.spec.action_mode!r}, the simulator takes {sim.action_mode!r}; "
+            f"use sim.action_mode={policy.spec.action_mode}"
+        )
+
+
+def _demonstrations(config: TrainConfig) -> DemoData:
+    if config.demos is None:
+        raise ConfigError("algo=bc clones demonstrations: give demos=<dataset folder>; robopo collect writes one")
+    return read_lowdim(Path(config.demos))
+
+
+def _checked(node: DictConfig, overrides: Sequence[str]) -> TrainConfig:
+    config: TrainConfig = to_object(node)
+    check_training_seed(config.seed)
+    if isinstance(config.algo, BCConfig) and any(text.startswith("loop.iterations=") for text in overrides):
+        raise ConfigError("algo=bc trains for algo.steps gradient steps: set algo.steps instead of loop.iterations")
+    return config
+
+
+def _plain(node: DictConfig) -> dict[str, Any]:
+    """JSON values; enums by name."""
+    tree: Any = OmegaConf.to_container(node, enum_to_str=True)
+    return tree
+
+
+def _provenance(run: Run) -> dict[str, Any]:
+    facts = collect_provenance(seed=run.config.seed).to_json()
+    return {**facts, "choices": dict(run.saved.choices)}
