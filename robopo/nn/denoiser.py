@@ -14,7 +14,8 @@ class Denoiser(nn.Module, ABC):
 
     ``forward`` takes rows at mixed levels and is what training differentiates. Sampling visits the same S levels
     with the same condition, so all that doesn't depend on x can be computed once per chain: ``begin_chain`` does that
-    and ``chain_step`` needs only x. Both ways give the same function up to rounding; the second builds no graph.
+    and ``chain_step`` needs only x. Both ways give the same function up to rounding. Call
+    ``chain_step`` under ``torch.no_grad()``.
     """
 
     horizon: int
@@ -30,7 +31,6 @@ class Denoiser(nn.Module, ABC):
         """Map cond [B, C] and the levels t [S] of a chain -> the context that ``chain_step`` reads."""
         return cond, t[:, None].expand(-1, cond.shape[0])
 
-    @torch.no_grad()
     def chain_step(self, x: Tensor, context: Any, k: int) -> Tensor:
         """Map x [B, H, A] at the k-th level of the chain -> [B, H, A]."""
         cond, t = context

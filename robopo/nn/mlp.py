@@ -5,13 +5,14 @@ Ren et al. 2024, arXiv 2409.00588, appendix on network architectures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from robopo.errors import ConfigError
 from robopo.nn.activation import Activation
@@ -35,6 +36,11 @@ class ResidualBlock(nn.Module):
         h = self.first(self.activation(h))
         h = h if self.second_norm is None else self.second_norm(h)
         return x + self.second(self.activation(h))
+
+    def weights(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], nn.Module | None, nn.Module | None]:
+        """Weight and bias of both linears, detached, and the norms before them."""
+        first, second = ((linear.weight.detach(), linear.bias.detach()) for linear in (self.first, self.second))
+        return first, second, self.first_norm, self.second_norm
 
 
 class ResidualMLP(nn.Module):
@@ -141,11 +147,34 @@ class DiffusionMLP(Denoiser):
         w_time, w_cond = weight[:, chunk : chunk + self.config.time_dim], weight[:, chunk + self.config.time_dim :]
         of_time = torch.addmm(self.body.input.bias, self.time_embedding(t), w_time.T)  # [S, hidden]
         offset = of_time[:, None] + encoded @ w_cond.T  # [S, B, hidden]
-        return weight[:, :chunk].T, offset.unbind(0)
+        # Calling weights directly, not through modules, halves the time of a step of one row.
+        blocks = [cast("ResidualBlock", block).weights() for block in self.body.blocks]
+        output = self.body.output
+        return _Chain(
+            weight[:, :chunk].detach().T,
+            offset.unbind(0),
+            blocks,
+            self.config.activation.inference(),
+            (output.weight.detach(), output.bias.detach()),
+        )
 
-    @torch.no_grad()
     def chain_step(self, x: Tensor, context: Any, k: int) -> Tensor:
         """Map x [B, H, A] at level k of the chain -> [B, H, A]."""
-        w_x, offset = context
+        w_x, offset, blocks, activate, output = cast("_Chain", context)
         h = torch.addmm(offset[k], x.flatten(1), w_x)
-        return self.body.output(self.body.blocks(h)).view_as(x)
+        for first, second, first_norm, second_norm in blocks:
+            inner = h if first_norm is None else first_norm(h)
+            inner = functional.linear(activate(inner), *first)
+            inner = inner if second_norm is None else second_norm(inner)
+            h = functional.linear(activate(inner), *second).add_(h)
+        return functional.linear(h, *output).view_as(x)
+
+
+class _Chain(NamedTuple):
+    """What a DiffusionMLP knows before the first step of a chain; all tensors detached."""
+
+    w_x: Tensor
+    offset: Sequence[Tensor]
+    blocks: list[tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], nn.Module | None, nn.Module | None]]
+    activate: Callable[[Tensor], Tensor]
+    output: tuple[Tensor, Tensor]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from robopo.errors import ConfigError
-from robopo.nn.activation import Activation
+from robopo.nn.activation import Activation, fast_mish
 from robopo.nn.denoiser import Denoiser
 from robopo.nn.fixed_length import fixed_length
 from robopo.nn.mlp import plain_mlp
@@ -87,7 +87,7 @@ class ConvBlock(nn.Module):
         """The block for inputs [B, C_in, length], with the present weights and without a graph."""
         norm, conv = self.norm, fixed_length(self.conv, length)
         groups, weight, bias, eps = norm.num_groups, norm.weight, norm.bias, norm.eps
-        activate = partial(functional.mish, inplace=True) if isinstance(self.activation, nn.Mish) else self.activation
+        activate = fast_mish if isinstance(self.activation, nn.Mish) else self.activation
 
         def apply(x: Tensor) -> Tensor:
             return activate(functional.group_norm(conv(x), groups, weight, bias, eps))
@@ -106,9 +106,11 @@ class FilmBlock(nn.Module):
         self.film = plain_mlp((film_dim, wide, wide, wide), config.activation)
         self.skip = nn.Identity() if in_channels == out_channels else nn.Conv1d(in_channels, out_channels, 1)
 
-    def encode_film(self, features: Tensor) -> Film:
-        """[..., film_dim] -> scale and bias [..., C_out, 1]."""
-        scale, bias = self.film(features).unsqueeze(-1).chunk(2, dim=-2)
+    def encode_film(self, features: Tensor, activate: Map | None = None) -> Film:
+        """[..., film_dim] -> scale and bias [..., C_out, 1]. activate: stands in for the activation."""
+        for layer in self.film:
+            features = layer(features) if activate is None or isinstance(layer, nn.Linear) else activate(features)
+        scale, bias = features.unsqueeze(-1).chunk(2, dim=-2)
         return Film(scale, bias)
 
     def forward(self, x: Tensor, film: Film) -> Tensor:
@@ -162,6 +164,7 @@ class UNet1D(Denoiser):
         self.shrink = nn.ModuleList(nn.Conv1d(w, w, 3, stride=2, padding=1) for w in widths[:-1])
         self.grow = nn.ModuleList(nn.ConvTranspose1d(w, w, 4, stride=2, padding=1) for _, w in climbs)
         self.head = nn.Sequential(ConvBlock(widths[0], widths[0], config), nn.Conv1d(widths[0], action_dim, 1))
+        self._convs = [m for m in self.modules() if isinstance(m, nn.Conv1d | nn.ConvTranspose1d)]
         self._frozen_layers: tuple[list[tuple[int, int]], Layers] | None = None
 
     def forward(self, x: Tensor, t: Tensor, cond: Tensor) -> Tensor:
@@ -179,13 +182,13 @@ class UNet1D(Denoiser):
         B, S = encoded.shape[0], t.shape[0]
         time = self.time_embedding(t)[:, None].expand(-1, B, -1)
         features = torch.cat([time, encoded.expand(S, -1, -1)], dim=-1)  # [S, B, film_dim]
+        activate = self.config.activation.inference()
         films = [
-            [Film(*pair) for pair in zip(*map(torch.unbind, block.encode_film(features)), strict=True)]
+            [Film(*pair) for pair in zip(*map(torch.unbind, block.encode_film(features, activate)), strict=True)]
             for block in self._blocks()
         ]
         return self._inference_layers(), list(zip(*films, strict=True))
 
-    @torch.no_grad()
     def chain_step(self, x: Tensor, context: Any, k: int) -> Tensor:
         """Map x [B, H, A] at level k of the chain -> [B, H, A]."""
         layers, films = context
@@ -196,7 +199,7 @@ class UNet1D(Denoiser):
 
     def _inference_layers(self) -> Layers:
         """Fixed-length layers. Kept between chains only while the weights ask for no gradient: others may change."""
-        weights = list(self.parameters())
+        weights = [conv.weight for conv in self._convs] + [cast("Tensor", conv.bias) for conv in self._convs]
         if any(weight.requires_grad for weight in weights):
             return self._build_layers()
         # In-place changes raise the version, moves and replacements change the address.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ class MinMaxNormalizer(nn.Module):
             dtype = torch.get_default_dtype()
             self.register_buffer(f"low_{n}", low.detach().clone().to(dtype))
             self.register_buffer(f"high_{n}", high.detach().clone().to(dtype))
+        self._factors: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
     @classmethod
     def fit(cls, data: Mapping[str, Tensor], min_range: float | Mapping[str, float] = 1e-2) -> MinMaxNormalizer:
@@ -60,13 +62,13 @@ class MinMaxNormalizer(nn.Module):
 
     def apply(self, key: str, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Physical [..., D] -> normalised [..., D]."""
-        low, high = self.bounds(key)
-        return (x - low) * (2.0 / (high - low + EPSILON)) - 1.0
+        low, gain, _ = self._factors.get(key) or self._remember(key)
+        return (x - low) * gain - 1.0
 
     def invert(self, key: str, y: Tensor) -> Tensor:
         """Normalised [..., D] -> physical [..., D]."""
-        low, high = self.bounds(key)
-        return (y + 1.0) * (0.5 * (high - low + EPSILON)) + low
+        low, _, half = self._factors.get(key) or self._remember(key)
+        return torch.addcmul(low, y + 1.0, half)
 
     def bounds(self, key: str) -> tuple[Tensor, Tensor]:
         """(low [D], high [D]) of ``key``. Raises ConfigError for an unknown key."""
@@ -74,3 +76,20 @@ class MinMaxNormalizer(nn.Module):
         if n is None:
             raise ConfigError(f"no statistics for {key!r}{did_you_mean(key, self.keys)}")
         return self._buffers[f"low_{n}"], self._buffers[f"high_{n}"]  # pyright: ignore[reportReturnType]  # filled in __init__
+
+    def _remember(self, key: str) -> tuple[Tensor, Tensor, Tensor]:
+        """(low, 2 / range, range / 2) of ``key``, kept until the bounds move or are loaded."""
+        low, high = self.bounds(key)
+        # Plain tensors even under inference mode, or a later pass with a graph would refuse them.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            width = high - low + EPSILON
+            self._factors[key] = (low, 2.0 / width, 0.5 * width)
+        return self._factors[key]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> MinMaxNormalizer:
+        self._factors = {}
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._factors = {}
+        super()._load_from_state_dict(*args, **kwargs)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from robopo.errors import ConfigError
-from robopo.nn.activation import Activation
+from robopo.nn.activation import Activation, fast_mish
 from robopo.nn.fixed_length import conv_matrix, fixed_length
 from robopo.nn.mlp import DiffusionMLP, DiffusionMLPConfig, ResidualMLP
 from robopo.nn.time_embed import SinusoidalEmbedding
@@ -109,7 +109,7 @@ def test_chains_see_changed_weights(which, change):
         nn.ConvTranspose1d(3, 2, 4, stride=2, padding=1),
     ],
 )
-@pytest.mark.parametrize("length", [2, 4, 16])
+@pytest.mark.parametrize("length", [2, 4, 8, 16])
 def test_a_convolution_of_fixed_length_is_its_matrix(conv, length):
     x = torch.randn(5, 3, length)
     expected = conv(x).detach()
@@ -117,7 +117,18 @@ def test_a_convolution_of_fixed_length_is_its_matrix(conv, length):
     with_bias = (x.flatten(1) @ matrix.T).view_as(expected) + conv.bias.detach()[:, None]
     torch.testing.assert_close(with_bias, expected, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(fixed_length(conv, length)(x), expected, rtol=1e-5, atol=1e-5)
+        for B in (1, 5):
+            got = fixed_length(conv, length)(x[:B])
+            torch.testing.assert_close(got, expected[:B], rtol=1e-5, atol=1e-5)
+
+
+def test_fast_mish_is_mish():
+    x = torch.linspace(-100.0, 100.0, 10_001)
+    before = x.clone()
+    torch.testing.assert_close(fast_mish(x), nn.functional.mish(x), rtol=1e-6, atol=1e-7)
+    assert torch.equal(x, before)
+    assert torch.equal(fast_mish(x[:10]), nn.functional.mish(x[:10]))
+    assert Activation.MISH.inference() is fast_mish
 
 
 def test_time_embedding_by_hand():

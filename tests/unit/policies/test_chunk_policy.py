@@ -247,6 +247,19 @@ def test_acting():
     torch.testing.assert_close(policy.act(obs, deterministic=False, generator=rng(1)), chunk, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("net", [MLP, UNET])
+def test_acting_in_inference_mode_does_not_spoil_later_gradients(net):
+    policy = make_policy(net)
+    policy.begin_finetuning(2)
+    with torch.inference_mode():
+        policy.act(make_obs(), generator=rng())
+        _, chain = policy.sample_chain(make_obs(), generator=rng())
+    policy.replay(make_obs(), chain.latents.clone()).sum().backward()
+    policy.act(make_obs(), generator=rng())
+    policy.bc_loss(make_obs(), torch.zeros(5, 4, 2), rng()).backward()
+    assert not policy.act(make_obs(), generator=rng()).requires_grad
+
+
 def test_encoding_is_sorted_normalised_and_flat_in_time():
     policy = make_policy()
     obs = make_obs()

@@ -46,3 +46,11 @@ def test_bad_data_and_unknown_keys_are_named():
         MinMaxNormalizer.fit({"a": torch.zeros(0, 2)})
     with pytest.raises(ConfigError, match="did you mean 'state'"):
         MinMaxNormalizer.fit({"state": torch.rand(3, 2)}).apply("stat", torch.zeros(2))
+
+
+def test_loaded_bounds_are_used():
+    n, other = (MinMaxNormalizer.fit({"a": torch.tensor([[0.0], [high]])}) for high in (2.0, 4.0))
+    assert n.apply("a", torch.tensor([1.0])).item() == pytest.approx(0.0, abs=1e-5)
+    n.load_state_dict(other.state_dict())
+    assert n.apply("a", torch.tensor([1.0])).item() == pytest.approx(-0.5, abs=1e-5)
+    assert n.double().apply("a", torch.ones(1).double()).dtype == torch.float64
