@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from hardware.types import HardwareError
 from robopo.cli.configs import build, handle_cfg_flag, load_config, to_object
 from robopo.cli.evaluate import find_policy
 from robopo.cli.schema import DEPLOY, DeployCommandConfig
@@ -17,7 +18,7 @@ from robopo.deploy.checkpoint_spec import DeployedPolicy, read_policy_spec
 from robopo.deploy.config import DeployConfig, DeployReport
 from robopo.deploy.recorder import RecordedEpisode, Recorder, demo_data
 from robopo.deploy.runtime import deploy
-from robopo.errors import ConfigError
+from robopo.errors import ConfigError, RobopoError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,7 +32,10 @@ def main(argv: Sequence[str]) -> int:
     if config.checkpoint is None:
         raise ConfigError("robopo deploy needs checkpoint=<run or checkpoint folder>")
     out = Path(config.out) if config.out else Path("runs/deploy") / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    report = run_deployment(config, find_policy(Path(config.checkpoint)), out)
+    try:
+        report = run_deployment(config, find_policy(Path(config.checkpoint)), out)
+    except HardwareError as error:
+        raise RobopoError(f"{error} (events: {out / 'events.jsonl'})") from error
     for line in describe(report):
         console.print(line, markup=False)
     console.print(f"recorded in {out / 'dataset'}; events in {report.events_path}", markup=False)
@@ -80,14 +84,16 @@ def dataset_writer(folder: Path, policy: DeployedPolicy) -> Any:
 def describe(report: DeployReport) -> list[str]:
     """What happened, for a person."""
     rate_hz = 1000.0 / report.period_p50_ms if report.period_p50_ms else 0.0
+    period = f"median period {report.period_p50_ms:.2f} ms, p99 {report.period_p99_ms:.2f} ms"
+    priority = "on" if report.realtime else "off"
+    inference = f"inference p50 {report.inference_p50_ms:.1f} ms, p99 {report.inference_p99_ms:.1f} ms"
+    stops = f"{report.holds} holds, {report.faults} faults, {report.estops} emergency stops"
+    changed = f"{report.gate_interventions} of {report.gate_ticks} ticks changed"
     lines = [
         f"{report.successes} of {report.episodes} episodes succeeded, {report.steps} control steps",
-        f"control loop {rate_hz:.1f} Hz (median period {report.period_p50_ms:.2f} ms, p99 {report.period_p99_ms:.2f} ms), "
-        f"lateness p99 {report.lateness.p99_ms:.2f} ms, real-time priority {'on' if report.realtime else 'off'}",
-        f"inference p50 {report.inference_p50_ms:.1f} ms, p99 {report.inference_p99_ms:.1f} ms; "
-        f"observation to chunk p99 {report.delay.p99_ms:.1f} ms",
-        f"gate: {report.gate_interventions} of {report.gate_ticks} ticks changed, {report.rejected_chunks} chunks "
-        f"rejected, {report.holds} holds, {report.faults} faults, {report.estops} emergency stops",
+        f"control loop {rate_hz:.1f} Hz ({period}), late by p99 {report.lateness.p99_ms:.2f} ms, realtime {priority}",
+        f"{inference}; from observation to chunk p99 {report.delay.p99_ms:.1f} ms",
+        f"gate: {changed}, {report.rejected_chunks} chunks rejected, {stops}",
     ]
     if report.stopped_by:
         lines.append(f"ended early by {report.stopped_by}")

@@ -172,10 +172,10 @@ def check_extras() -> list[Check]:
     for text in _requirements():
         match = re.search(r"extra == ['\"]([\w-]+)['\"]", text)
         if match:
-            needed.setdefault(match[1], []).append(_name(text))
+            needed.setdefault(match[1], []).append(text.partition(";")[0].strip())
     rows: list[Check] = []
     for extra, names in sorted(needed.items()):
-        missing = [name for name in names if not _installed(name)]
+        missing = sorted({miss for name in names for miss in _missing(name)})
         found = f"missing: {', '.join(missing)}" if missing else "installed"
         advice = f"only if you need it: pip install 'robopo[{extra}]'" if missing else ""
         rows.append(Check(f"extra {extra}", Status.OK, found, advice))
@@ -238,6 +238,18 @@ def _installed(name: str) -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
+
+
+def _missing(requirement: str) -> list[str]:
+    """Distributions that ``requirement`` asks for and that are absent; for ``lerobot[feetech]`` also that extra's."""
+    name = _name(requirement)
+    if not _installed(name):
+        return [name]
+    inner = re.search(r"\[([\w-]+)\]", requirement)
+    if inner is None:
+        return []
+    parts = [text for text in metadata.requires(name) or [] if re.search(rf"extra == ['\"]{inner[1]}['\"]", text)]
+    return [missing for text in parts if _name(text) != name for missing in _missing(text.partition(";")[0])]
 
 
 def _status(rows: Sequence[Check], backend: str) -> Status:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,7 +214,7 @@ class DeployCommandConfig:
     """New folder for events, ticks, report and the recorded dataset; null: runs/deploy/<time>."""
     seed: int = 0
     """Of the policy's initial noise and of a simulated scene."""
-    gate: Mapping[str, float] = field(default_factory=dict[str, float])
+    gate: dict[str, float] = field(default_factory=dict[str, float])
     """Settings of the safety gate that differ from its defaults for this kind of arm."""
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 
 from hardware.clock import RealClock
 from hardware.gate_config import GateConfig
-from hardware.types import ArmState, Array
+from hardware.types import ArmState, Array, SpecError
 from robopo.deploy.checkpoint_spec import DeployedPolicy
-from robopo.errors import ConfigError
+from robopo.errors import ConfigError, did_you_mean
 from robopo.eval.seeds import SeedPurpose, evaluation_seeds
 from sims.controllers import JointTargetController
 from sims.mujoco_vec import MujocoVec, scene_view
@@ -69,10 +70,14 @@ class SimCell:
             "ramp_s": 0.5,
             "tracking_error_rad": 0.3,
         }
+        known = [field.name for field in dataclasses.fields(GateConfig)]
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"unknown setting 'gate.{name}'{did_you_mean(name, known)}")
         try:
             return GateConfig(**{**defaults, **settings})
-        except TypeError as error:
-            raise ConfigError(f"gate: {error}; the settings are listed in hardware/gate_config.py") from error
+        except SpecError as error:
+            raise ConfigError(str(error)) from error
 
     def observe(self, state: ArmState) -> dict[str, NDArray[Any]]:  # noqa: ARG002 - the scene knows all
         """Newest sample -> observation entries [D], computed by the task's own code."""

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, dataclass, field
+from enum import StrEnum
+
+import pytest
+from omegaconf import OmegaConf
+
+from robopo.algos.bc import BCConfig
+from robopo.algos.dppo_config import DPPOConfig
+from robopo.cli.configs import SavedRun, build, choices, groups, load_config, load_saved, to_object, writable
+from robopo.cli.schema import TRAIN, MLPPolicyConfig, UNetPolicyConfig
+from robopo.errors import ConfigError
+from robopo.processes.base import ProcessKind
+
+
+class Kind(StrEnum):
+    ONE = "one"
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    sizes: tuple[int, ...] = (1, 2)
+    kind: Kind = Kind.ONE
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    inner: Inner = field(default_factory=Inner)
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.rate < 0:
+            raise ConfigError("rate is negative")
+
+
+def test_writable_allows_overrides_and_gives_the_frozen_object_back() -> None:
+    node = OmegaConf.merge(writable(Outer), OmegaConf.from_dotlist(["inner.sizes=[3]", "rate=1"]))
+    found = to_object(node)
+    assert found == Outer(Inner(sizes=(3,)), rate=1.0)
+    with pytest.raises(FrozenInstanceError):
+        found.rate = 2.0
+    with pytest.raises(ConfigError, match="rate is negative"):
+        to_object(OmegaConf.merge(writable(Outer), {"rate": -1}))
+
+
+def test_groups_become_their_dataclasses() -> None:
+    config = to_object(load_config("train", [], TRAIN))
+    assert isinstance(config.algo, DPPOConfig)
+    assert isinstance(config.policy, MLPPolicyConfig)
+    assert isinstance(config.policy.net.hidden, tuple)
+    other = to_object(load_config("train", ["algo=bc", "policy=diffusion_unet"], TRAIN))
+    assert isinstance(other.algo, BCConfig)
+    assert isinstance(other.policy, UNetPolicyConfig)
+
+
+def test_enums_are_written_by_value() -> None:
+    config = to_object(load_config("train", ["policy.process.kind=ddim", "policy.process.num_steps=5"], TRAIN))
+    assert config.policy.process.kind is ProcessKind.DDIM
+
+
+def test_choices_and_groups() -> None:
+    assert groups()["sim"] == ("lift", "push", "reach")
+    load_config("train", ["sim=push"], TRAIN)
+    assert choices("train", ["sim=push", "seed=1"]) == {
+        "sim": "push",
+        "policy": "diffusion_mlp",
+        "algo": "dppo",
+        "logger": "default",
+    }
+
+
+def test_saved_runs_come_back_with_changes() -> None:
+    values = OmegaConf.to_container(load_config("train", ["algo.gamma=0.9", "seed=4"], TRAIN), enum_to_str=True)
+    saved = SavedRun({"algo": "dppo"}, values)
+    config = to_object(load_saved("train", saved, ["loop.iterations=7"], TRAIN))
+    assert (config.algo.gamma, config.seed, config.loop.iterations) == (0.9, 4, 7)
+    with pytest.raises(ConfigError, match="keeps its algo"):
+        load_saved("train", saved, ["algo=bc"], TRAIN)
+    with pytest.raises(ConfigError, match="could not be converted"):
+        load_saved("train", saved, ["seed=x"], TRAIN)
+
+
+def test_build_passes_our_errors_on() -> None:
+    node = OmegaConf.create({"_target_": "robopo.train.loop.LoopConfig", "iterations": -1})
+    with pytest.raises(ConfigError, match="iterations=-1"):
+        build(node)
+    with pytest.raises(ConfigError, match="unexpected keyword"):
+        build(OmegaConf.create({"_target_": "robopo.train.loop.LoopConfig", "x": 1}))
