@@ -136,7 +136,7 @@ def finetuning_stage(
     return OnPolicyStage(
         collector=collector,
         algorithm=DPPO(policy, critic, config),
-        modules={"policy": policy},
+        modules={"policy": policy, "critic": critic},
         num_decisions=finetune.num_decisions,
         sample_generator=seeds.torch("sample", device),
         update_generator=seeds.torch("update", device),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -38,5 +39,8 @@ def replay(folder: Path) -> int:
 def _again(dump: Checkpoint, saved: SavedRun) -> dict[str, float]:
     config = to_object(saved_node(saved, ["device=cpu", "logger.wandb=false"]))
     run = Run(config, dump.folder.resolve().parents[1], dump, saved)
-    with prepare(run) as prepared, torch.autograd.detect_anomaly(check_nan=True):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Anomaly Detection")  # that it is slow: here it is wanted
+        anomaly = torch.autograd.detect_anomaly(check_nan=True)
+    with prepare(run) as prepared, anomaly:
         return prepared.stage.replay(dump.state, NanGuard(run.folder))
