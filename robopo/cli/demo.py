@@ -36,7 +36,7 @@ from robopo.policies.io import load_policy, read_config
 from robopo.train.checkpoint import find_checkpoint
 from robopo.train.logger import METRICS, read_metrics
 
-CUT_AFTER_S = 0.7
+CUT_AFTER_S = 0.45
 """Seconds of motion before the link is cut: the arm is on its way to the object."""
 
 

@@ -24,7 +24,7 @@ class DemoConfig:
     """Successful demonstrations to record."""
     imperfection: float = 0.93
     """Of the scripted expert, 0 to 1; chosen so that a clone of ``lift`` succeeds about half the time."""
-    iterations: int = 80
+    iterations: int = 110
     """DPPO iterations."""
     films: int = 3
     """Episodes to film, before and after."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hardware.clock import RealClock
 from hardware.types import ArmCommand, ArmSpec, ArmState, StopKind
 from sims.sim_arm import SimArm
 
-STILL_RAD_S = 0.02
+STILL_RAD, STILL_S = 0.005, 0.1
+"""At rest: no joint has moved further than this for this long. Contact makes speeds chatter, positions don't."""
 LONGEST_S = 3.0
 
 
 class CutResult(NamedTuple):
-    """How fast the fastest joint was when the link was cut, and how long until every joint stood still."""
+    """How fast the fastest joint was when the link was cut, and how long until no joint moved any more."""
 
     speed_rad_s: float
     rest_s: float | None
@@ -36,6 +38,7 @@ class LinkCutArm:
         self._cut_s: float | None = None
         self._speed = 0.0
         self._rest_s: float | None = None
+        self._since: tuple[float, NDArray[np.float64]] | None = None  # when and where it last was on the move
 
     @property
     def result(self) -> CutResult | None:
@@ -83,8 +86,13 @@ class LinkCutArm:
         self._arm.disconnect()
 
     def _watch(self) -> None:
-        if self._cut_s is not None and self._rest_s is None and self._fastest() < STILL_RAD_S:
-            self._rest_s = self._clock.now_s() - self._cut_s
+        if self._cut_s is None or self._rest_s is not None:
+            return
+        now_s, joints = self._clock.now_s(), self._arm.scene_state()[0][: self.spec.num_joints]
+        if self._since is None or np.abs(joints - self._since[1]).max() > STILL_RAD:
+            self._since = (now_s, joints)
+        elif now_s - self._since[0] >= STILL_S:
+            self._rest_s = self._since[0] - self._cut_s
 
     def _fastest(self) -> float:
         return float(np.abs(self._arm.scene_state()[1][: self.spec.num_joints]).max())
