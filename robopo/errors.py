@@ -35,7 +35,7 @@ class MissingExtraError(RobopoError, ImportError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'? Known: a, b, x"`` for an unknown ``name`` (the hint only when something is close)."""
+    """Text for an unknown ``name``: ``"; did you mean 'x'? known: a, b, x"``, the hint only when one is close."""
     options = sorted(known)
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ";"

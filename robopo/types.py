@@ -19,8 +19,8 @@ Observation = Mapping[str, Tensor]
 class DenoisingChain:
     """The latents of one decision that fine-tuning sees, and the likelihood of every recorded step.
 
-    latents [B, K'+1, H, A]: input of the first fine-tuned step, then each fine-tuned output (the last one is the action,
-    normalised). log_probs [B, K']: reduced over the executed rows as the policy's config says.
+    latents [B, K'+1, H, A]: input of the first fine-tuned step, then each fine-tuned output (the last one is the
+    action, normalised). log_probs [B, K']: reduced over the executed rows as the policy's config says.
     """
 
     latents: Tensor

@@ -27,8 +27,8 @@ class CutResult(NamedTuple):
 class LinkCutArm:
     """``hardware.arm.Arm`` in front of a ``SimArm``; nothing passes once ``after_s`` of motion are over.
 
-    The arm's own watchdog has to stop it: neither the gate nor the policy can reach it any more. From then on every call
-    also looks at the scene, as a bystander would, until the arm rests; ``disconnect`` waits for that.
+    The arm's own watchdog has to stop it: neither the gate nor the policy can reach it any more. From then on every
+    call also looks at the scene, as a bystander would, until the arm rests; ``disconnect`` waits for that.
     """
 
     def __init__(self, arm: SimArm, *, after_s: float) -> None:
