@@ -47,5 +47,13 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)
-	@set -e; for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python "$$program"; done
+bench: $(STAMP) .venv-robosuite/.synced
+	.venv-robosuite/bin/python benchmarks/sim_throughput.py --json runs/sim_throughput.json
+	$(BIN)/python benchmarks/dppo_update.py --json runs/dppo_update.json
+	$(BIN)/python benchmarks/policy_latency.py --json runs/policy_latency.json
+
+# The peer of the throughput benchmark needs an older MuJoCo, so it lives in an environment of its own.
+.venv-robosuite/.synced: $(STAMP)
+	@mkdir -p runs
+	UV_PROJECT_ENVIRONMENT=.venv-robosuite $$(cat $(STAMP)) sync --frozen --quiet --extra robosuite --python "$(PYTHON)"
+	@touch $@

@@ -117,7 +117,16 @@ class Demo:
             ],
         )
         self._step(2, "behaviour cloning of a diffusion policy")
-        self._train(["algo=bc", *self._sim, seed, f"demos={paths.demos}", f"run_dir={paths.cloned}"])
+        self._train(
+            [
+                "algo=bc",
+                *self._sim,
+                seed,
+                f"demos={paths.demos}",
+                f"run_dir={paths.cloned}",
+                f"algo.steps={config.cloning_steps}",
+            ]
+        )
         before = self._evaluate(paths.cloned)
         self._step(3, "fine-tuning by DPPO")
         self._train(

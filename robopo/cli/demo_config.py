@@ -24,6 +24,8 @@ class DemoConfig:
     """Successful demonstrations to record."""
     imperfection: float = 0.93
     """Of the scripted expert, 0 to 1; chosen so that a clone of ``lift`` succeeds about half the time."""
+    cloning_steps: int = 3000
+    """Gradient steps of behaviour cloning."""
     iterations: int = 110
     """DPPO iterations."""
     films: int = 3
@@ -34,7 +36,7 @@ class DemoConfig:
     """New folder; null: runs/demo/<time>."""
 
     def __post_init__(self) -> None:
-        for name in ("n", "demonstrations", "iterations", "deploy_episodes"):
+        for name in ("n", "demonstrations", "cloning_steps", "iterations", "deploy_episodes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: at least 1 is needed")
         if self.films < 0:

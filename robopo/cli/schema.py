@@ -115,7 +115,7 @@ class TrainConfig:
     resume: str | None = None
     """Run or checkpoint folder to continue, bit for bit."""
     demos: str | None = None
-    """LeRobotDataset folder to clone."""
+    """What to clone: a LeRobotDataset folder, a robomimic .hdf5 or a DPPO .npz file."""
     checkpoint: str | None = None
     """Run or checkpoint folder whose policy is fine-tuned."""
     updates_per_iteration: int = 100

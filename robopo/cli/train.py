@@ -22,7 +22,7 @@ from robopo.cli.pipeline import cloning_stage, finetuning_stage, new_policy, sel
 from robopo.cli.schema import TRAIN, TrainConfig
 from robopo.data.demo import DemoData
 from robopo.data.files import write_text
-from robopo.data.lerobot import read_lowdim
+from robopo.data.load import load_demonstrations
 from robopo.device import select_device
 from robopo.errors import CheckpointError, ConfigError, ShapeError
 from robopo.eval.provenance import collect_provenance
@@ -158,7 +158,7 @@ def _prepare_cloning(
     run: Run, algo: BCConfig, sim: VecSim, watched: VecSim, seeds: SeedTree, device: torch.device
 ) -> Prepared:
     config = run.config
-    data = _demonstrations(config)
+    data = _demonstrations(config, sim.spec)
     policy = new_policy(data, sim.spec, config.policy, device)
     cloning = cloning_stage(
         policy,
@@ -223,10 +223,14 @@ def check_fits(policy: DiffusionPolicy, sim: SimSpec) -> None:
         )
 
 
-def _demonstrations(config: TrainConfig) -> DemoData:
+def _demonstrations(config: TrainConfig, sim: SimSpec) -> DemoData:
     if config.demos is None:
-        raise ConfigError("algo=bc clones demonstrations: give demos=<dataset folder>; robopo collect writes one")
-    return read_lowdim(Path(config.demos))
+        raise ConfigError(
+            "algo=bc clones demonstrations: give demos=<dataset folder, robomimic .hdf5 or DPPO .npz>; "
+            "robopo collect writes a dataset"
+        )
+    proprioception = sim.observation["state"].shape[0] if "state" in sim.observation else None
+    return load_demonstrations(Path(config.demos), control_hz=sim.control_hz, state_dim=proprioception)
 
 
 def _checked(node: DictConfig, overrides: Sequence[str]) -> TrainConfig:

@@ -33,6 +33,8 @@ from robopo.errors import ShapeError
 
 log = logging.getLogger(__name__)
 
+_STILL_RAD, _STILL_S = 0.003, 0.1
+
 Observe = Callable[[ArmState], Mapping[str, NDArray[Any]]]
 """Newest sample → observation entries [D], named as the policy's."""
 Observation = dict[str, NDArray[np.float32]]
@@ -157,12 +159,20 @@ class Deployment:
             self.gate.hold(why)
             self._own_holds += 1
         deadline_s = self._clock.now_s() + self.config.settle_s
+        since_s, place = self._clock.now_s(), self._place()
         while self._clock.now_s() < deadline_s and self.gate.mode not in {Mode.DISCONNECTED, Mode.IDLE}:
             self.turn()
-            state = self.gate.state
+            now_s, here = self._clock.now_s(), self._place()
+            # By displacement: a gripped object makes joint speeds chatter while nothing goes anywhere.
+            if float(np.abs(here - place).max()) > _STILL_RAD:
+                since_s, place = now_s, here
             braked = self.gate.at_rest or self.gate.mode in {Mode.FAULT, Mode.ESTOP}
-            if braked and (state is None or float(np.abs(state.velocity_rad_s).max()) < 0.01):
+            if braked and now_s - since_s >= _STILL_S:
                 return
+
+    def _place(self) -> Array:
+        state = self.gate.state
+        return self.gate.shaper.output if state is None else state.position_rad
 
     def turn(self) -> None:
         """One tick, then sleep until the next is due."""

@@ -7,6 +7,7 @@ export.
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ from robopo.train.metrics import flat, to_scalars
 from robopo.train.nan_guard import NanGuard, as_tree
 from robopo.train.tree import Tree
 from robopo.types import Observation, RolloutBatch
+
+
+log = logging.getLogger(__name__)
 
 
 class Stage(Protocol):
@@ -151,7 +155,14 @@ class OnPolicyStage:
             guard.check(name, module.state_dict())
         self._evidence = {}
         stats: Stats = self._collector.stats
+        first = self._env_steps == 0
         self._env_steps += stats.env_steps
+        if first and stats.episodes and stats.success_rate == 0.0:
+            log.warning(
+                "none of the first %d episodes succeeded with exploration noise: a sparse reward teaches nothing here; "
+                "clone better demonstrations, lower finetune.std_floor, or use sim.dense_reward=true",
+                len(stats.episodes),
+            )
         finished = time.monotonic()
         return {
             "env_steps": float(self._env_steps),

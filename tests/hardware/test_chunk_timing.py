@@ -50,3 +50,16 @@ def test_due_is_ahead_of_the_last_tick(tmp_path):
     joints, opening_m = rig.gate.due()
     assert joints[0] - rig.gate.shaper.target[0] == pytest.approx(0.4 * 0.01)
     assert opening_m == pytest.approx(0.02)
+
+
+def test_running_past_a_target_that_stops_is_the_gates_doing_and_no_jump(tmp_path):
+    rig = Rig(tmp_path)
+    rig.drive(3.0, speed_rad_s=0.6)
+    stop = rig.gate.due()[0].copy()
+    for _ in range(3):
+        rig.tick(5)
+        assert rig.gate.submit(rig.chunk(np.tile(stop, (6, 1))))
+    low, high = rig.gate.shaper.band
+    assert (low <= high).all() and high[0] > stop[0]
+    rig.tick(30)
+    assert rig.gate.shaper.output[0] == pytest.approx(stop[0], abs=2e-3)
