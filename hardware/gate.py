@@ -257,7 +257,7 @@ class SafetyGate:
         checks = self._chunk_checks if self.shaper.moved else (*self._chunk_checks, self.chunks.first_row)
         try:
             for check in checks:
-                violation = check(chunk, self.shaper.output, now_s)
+                violation = check(chunk, self.shaper.band, now_s)
                 if violation is not None:
                     return violation
         except Exception as error:  # noqa: BLE001 - a check that can't run counts as violated

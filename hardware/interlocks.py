@@ -211,6 +211,10 @@ class StateMonitor:
         return Violation(Rule.FROZEN, Severity.HOLD, detail)
 
 
+Band = tuple[Array, Array]
+"""Lowest and highest position [n] of where the gate leads the arm: its last target and its reference."""
+
+
 class ChunkMonitor:
     """Judges chunks before they may drive the arm."""
 
@@ -233,7 +237,7 @@ class ChunkMonitor:
         """Remember a chunk that passed."""
         self._last_seq, self._last_t0_s = chunk.seq, chunk.t0_s
 
-    def finite_shape(self, chunk: ActionChunk, reference: Array, now_s: float) -> Violation | None:  # noqa: ARG002
+    def finite_shape(self, chunk: ActionChunk, band: Band, now_s: float) -> Violation | None:  # noqa: ARG002
         """1: rows [H, A] of finite floats, finite times."""
         values = chunk.values
         expected = f"float [H, {self._spec.row_size}] with H >= 1"
@@ -249,7 +253,7 @@ class ChunkMonitor:
             return Violation(Rule.FINITE_SHAPE, Severity.HOLD, f"times {chunk.t0_s}, {chunk.t_obs_s}, {chunk.dt_s}")
         return None
 
-    def order_and_time(self, chunk: ActionChunk, reference: Array, now_s: float) -> Violation | None:  # noqa: ARG002
+    def order_and_time(self, chunk: ActionChunk, band: Band, now_s: float) -> Violation | None:  # noqa: ARG002
         """2: newer than the last one and made from a recent observation; the third drop within a second holds."""
         age_s = now_s - chunk.t_obs_s
         if chunk.seq <= self._last_seq:
@@ -263,21 +267,24 @@ class ChunkMonitor:
         severity = Severity.HOLD if self._dropped.add(now_s) else Severity.DROP
         return Violation(Rule.CHUNK_TIME, severity, reason)
 
-    def jump(self, chunk: ActionChunk, reference: Array, now_s: float) -> Violation | None:
-        """6: the row due now is far from the reference [n], or two rows are farther apart than the arm may move."""
+    def jump(self, chunk: ActionChunk, band: Band, now_s: float) -> Violation | None:
+        """6: the row due now is far from where the arm is led, or two rows are farther apart than the arm may move.
+
+        The gate's own lag or overshoot is no jump of the policy, so anything between target and reference is near.
+        """
         n = self._spec.num_joints
         allowed = self._speed * chunk.dt_s + self._config.jump_rad
         joints = chunk.values[:, :n]
         row = row_at(chunk, now_s)[:n]
         inside = clamp(row, self._low, self._high)
         # A target that drifts out of range is clamped (3), one far out of range is nonsense.
-        far = (np.abs(inside - reference) > allowed) | (np.abs(row - inside) > self.OUTSIDE_RAD)
+        far = (np.abs(inside - clamp(inside, *band)) > allowed) | (np.abs(row - inside) > self.OUTSIDE_RAD)
         if far.any():
             joint = int(np.argmax(far))
             return Violation(
                 Rule.COMMAND_JUMP,
                 Severity.HOLD,
-                f"joint {joint} asked for {row[joint]:.3f} rad, it is at {reference[joint]:.3f}",
+                f"joint {joint} asked for {row[joint]:.3f} rad, led to {band[0][joint]:.3f} to {band[1][joint]:.3f}",
             )
         gaps = np.abs(np.diff(joints, axis=0)) > allowed
         if gaps.any():
@@ -285,10 +292,11 @@ class ChunkMonitor:
             return Violation(Rule.COMMAND_JUMP, Severity.HOLD, f"joint {joint} jumps between rows {row} and {row + 1}")
         return None
 
-    def first_row(self, chunk: ActionChunk, reference: Array, now_s: float) -> Violation | None:
+    def first_row(self, chunk: ActionChunk, band: Band, now_s: float) -> Violation | None:
         """7: the first chunk after a start begins where the arm is."""
         n = self._spec.num_joints
-        away = np.abs(row_at(chunk, now_s)[:n] - reference).max()
+        row = row_at(chunk, now_s)[:n]
+        away = np.abs(row - clamp(row, *band)).max()
         if away <= self._config.ramp_start_rad:
             return None
         return Violation(Rule.RAMP_IN, Severity.HOLD, f"the first motion starts {away:.3f} rad away from the arm")

@@ -53,6 +53,11 @@ class CommandShaper:
         return self._limiter.output
 
     @property
+    def band(self) -> tuple[Array, Array]:
+        """[n] and [n]: the interval between the last target and the reference, which trails it or runs past it."""
+        return np.minimum(self.target, self.output), np.maximum(self.target, self.output)
+
+    @property
     def at_rest(self) -> bool:
         """Whether the reference stands still."""
         return self._limiter.at_rest()
