@@ -22,7 +22,6 @@ from robopo.train.nan_guard import NanGuard, as_tree
 from robopo.train.tree import Tree
 from robopo.types import Observation, RolloutBatch
 
-
 log = logging.getLogger(__name__)
 
 
