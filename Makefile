@@ -31,8 +31,9 @@ $(STAMP): pyproject.toml uv.lock
 	$$uv sync --frozen --quiet --python "$(PYTHON)"; \
 	echo "$$uv" > $(STAMP)
 
+# Settings travel in ARGS: make demo ARGS="seed=3".
 demo: $(STAMP)
-	$(BIN)/robopo demo
+	$(BIN)/robopo demo $(ARGS)
 
 test: $(STAMP)
 	UV="$$(cat $(STAMP))" $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
