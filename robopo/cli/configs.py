@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -190,15 +190,28 @@ def _is_free(known: DictConfig, key: str) -> bool:
 
 def _enum_name(known: DictConfig, key: str, value: str) -> str:
     """OmegaConf reads enums by name; people write their values, in any case."""
-    current = None if OmegaConf.is_missing(known, key) else OmegaConf.select(known, key)
-    if not isinstance(current, Enum):
-        return value
-    members = {str(member.value): member.name for member in type(current)}
+    kind = _enum_type(known, key)
     wanted = value.strip("'\"").lower()
+    if kind is None or wanted == "null":
+        return value
+    members = {str(member.value): member.name for member in kind}
     for text, name in members.items():
         if wanted in (text.lower(), name.lower()):
             return name
     raise ConfigError(f"{key}={value}{did_you_mean(value, members)}")
+
+
+def _enum_type(known: DictConfig, key: str) -> type[Enum] | None:
+    """The enum that a setting takes: of its value, or, where that is null, of its dataclass field."""
+    if OmegaConf.is_missing(known, key):
+        return None
+    current = OmegaConf.select(known, key)
+    if isinstance(current, Enum):
+        return type(current)
+    parent, _, leaf = key.rpartition(".")
+    owner = OmegaConf.get_type(OmegaConf.select(known, parent) if parent else known)
+    hint = get_type_hints(owner).get(leaf) if current is None and dataclasses.is_dataclass(owner) else None
+    return next((kind for kind in get_args(hint) if isinstance(kind, type) and issubclass(kind, Enum)), None)
 
 
 def _paths(node: DictConfig, prefix: str = "") -> Iterator[str]:

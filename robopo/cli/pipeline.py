@@ -108,10 +108,19 @@ def cloning_stage(
     return Cloning(stage, averaged, refresh)
 
 
-def with_std_floor(policy: DiffusionPolicy, floor: float) -> DiffusionPolicy:
-    """The same policy with other noise floors while exploring and scoring."""
-    config = dataclasses.replace(policy.config, sampling_std_floor=floor, logprob_std_floor=floor)
-    changed = DiffusionPolicy(policy.spec, policy.net, policy.process, policy.normalizer, config)
+def for_finetuning(policy: DiffusionPolicy, config: FinetuneConfig) -> DiffusionPolicy:
+    """The same networks, exploring and scoring as ``config`` asks."""
+    floor = config.std_floor or policy.config.sampling_std_floor
+    sampling = dataclasses.replace(
+        policy.config,
+        sampling_std_floor=floor,
+        logprob_std_floor=config.logprob_std_floor or floor,
+        reduce=config.reduce or policy.config.reduce,
+        compat_published=config.compat_published or policy.config.compat_published,
+    )
+    if sampling == policy.config:
+        return policy
+    changed = DiffusionPolicy(policy.spec, policy.net, policy.process, policy.normalizer, sampling)
     if policy.frozen_net is not None:
         changed.frozen_net = policy.frozen_net
     return changed

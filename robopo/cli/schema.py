@@ -13,7 +13,7 @@ from robopo.errors import ConfigError
 from robopo.eval.seeds import SeedPurpose
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.nn.unet1d import UNet1DConfig
-from robopo.policies.config import DiffusionPolicyConfig
+from robopo.policies.config import DiffusionPolicyConfig, Reduce
 from robopo.processes.base import DiffusionConfig
 from robopo.train.logger import LoggerConfig
 from robopo.train.loop import LoopConfig
@@ -68,6 +68,12 @@ class FinetuneConfig:
     """T, decisions per environment and iteration."""
     std_floor: float | None = None
     """Least std of a denoising step while exploring and scoring; null keeps the policy's own."""
+    reduce: Reduce | None = None
+    """Log-probability of a step: mean or sum over the executed numbers; null keeps the policy's own."""
+    compat_published: bool = False
+    """Score as the published code does: elementwise clamps, and logprob_std_floor may differ from std_floor."""
+    logprob_std_floor: float | None = None
+    """Least std in log-probabilities when compat_published; null: as std_floor."""
     critic_hidden: tuple[int, ...] = (256, 256, 256)
     """Widths of the value network: an odd number of equal entries."""
 
@@ -78,6 +84,8 @@ class FinetuneConfig:
             )
         if self.std_floor is not None and self.std_floor <= 0.0:
             raise ConfigError(f"std_floor={self.std_floor}: must be positive, or null")
+        if self.logprob_std_floor is not None and not self.compat_published:
+            raise ConfigError("finetune.logprob_std_floor differs from the sampling only with compat_published=true")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from rich.console import Console
 from robopo.algos.bc import BCConfig
 from robopo.algos.dppo_config import DPPOConfig
 from robopo.cli.configs import SavedRun, build, choices, handle_cfg_flag, load_config, load_saved, to_object
-from robopo.cli.pipeline import cloning_stage, finetuning_stage, new_policy, selection_evaluator, with_std_floor
+from robopo.cli.pipeline import cloning_stage, finetuning_stage, for_finetuning, new_policy, selection_evaluator
 from robopo.cli.schema import TRAIN, TrainConfig
 from robopo.data.demo import DemoData
 from robopo.data.files import write_text
@@ -180,8 +180,7 @@ def _prepare_finetuning(
     config = run.config
     policy, parent = _starting_policy(run, device)
     check_fits(policy, sim.spec)
-    if config.finetune.std_floor is not None:
-        policy = with_std_floor(policy, config.finetune.std_floor)
+    policy = for_finetuning(policy, config.finetune)
     stage = finetuning_stage(
         policy,
         sim,

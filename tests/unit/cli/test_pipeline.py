@@ -1,0 +1,49 @@
+"""How the commands join the parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from robopo.cli.configs import load_config, to_object
+from robopo.cli.pipeline import for_finetuning
+from robopo.cli.schema import TRAIN, FinetuneConfig
+from robopo.errors import ConfigError
+from robopo.nn.mlp import DiffusionMLPConfig
+from robopo.policies.base import PolicySpec
+from robopo.policies.build import build_diffusion_policy
+from robopo.policies.chunk_policy import DiffusionPolicy
+from robopo.policies.config import DiffusionPolicyConfig, Reduce
+from robopo.policies.normalizer import MinMaxNormalizer
+from robopo.processes.base import DiffusionConfig
+
+
+def tiny_policy() -> DiffusionPolicy:
+    spec = PolicySpec(
+        obs={"state": 2}, action_dim=1, action_names=("a",), obs_steps=1, horizon=2, action_steps=2, control_hz=20.0,
+        action_mode="joint_delta", task="reach",
+    )  # fmt: skip
+    normalizer = MinMaxNormalizer({"state": (torch.zeros(2), torch.ones(2)), "action": (torch.zeros(1), torch.ones(1))})
+    net, process = DiffusionMLPConfig(hidden=(8, 8, 8)), DiffusionConfig(num_train_steps=4)
+    return build_diffusion_policy(spec, net, process, DiffusionPolicyConfig(), normalizer)
+
+
+def test_finetuning_changes_what_it_is_asked_to_and_nothing_else() -> None:
+    policy = tiny_policy()
+    assert for_finetuning(policy, FinetuneConfig()) is policy
+    summed = for_finetuning(policy, FinetuneConfig(reduce=Reduce.SUM, std_floor=0.05))
+    assert summed.net is policy.net
+    assert summed.config.reduce is Reduce.SUM
+    assert summed.config.sampling_std_floor == summed.config.logprob_std_floor == 0.05
+    published = for_finetuning(policy, FinetuneConfig(compat_published=True, std_floor=0.04, logprob_std_floor=0.1))
+    assert published.config.compat_published
+    assert (published.config.sampling_std_floor, published.config.logprob_std_floor) == (0.04, 0.1)
+    with pytest.raises(ConfigError, match="compat_published"):
+        FinetuneConfig(logprob_std_floor=0.1)
+
+
+def test_an_enum_that_is_null_by_default_takes_its_value() -> None:
+    assert to_object(load_config("train", ["finetune.reduce=sum"], TRAIN)).finetune.reduce is Reduce.SUM
+    assert to_object(load_config("train", ["finetune.reduce=null"], TRAIN)).finetune.reduce is None
+    with pytest.raises(ConfigError, match="did you mean 'sum'"):
+        load_config("train", ["finetune.reduce=summ"], TRAIN)
