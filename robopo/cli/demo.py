@@ -198,7 +198,7 @@ class Demo:
         for line in deploy_command.describe(report):
             self._console.print(f"    {line}", markup=False)
         cut = cut_the_link(folder, paths.arm / "link-cut", seed=config.seed)
-        self._console.print(f"    {cut_sentence(cut)}", markup=False)
+        self._console.print(f"    link cut {cut_sentence(cut)}", markup=False)
         return report, cut
 
     def page(self, found: Evidence) -> Report:
@@ -236,12 +236,12 @@ class Demo:
             measured_hz=1000.0 / period_ms if period_ms else 0.0,
             jitter_ms={"p99 (lateness)": arm.lateness.p99_ms, "longest": arm.lateness.max_ms},
             steps=arm.steps,
-            interventions={"target limited by the gate (ticks)": arm.gate_interventions},
+            interventions={f"motion ramped in or smoothed (of {arm.gate_ticks:,} ticks)": arm.gate_interventions},
             events=events,
             arm="simulated Franka, in real time",
             summary=(
                 f"{arm.successes} of {arm.episodes} episodes succeeded on the simulated arm behind the gate. Then the "
-                f"link was cut in mid-motion: {cut_sentence(found.cut)} The events below are of that run."
+                f"link was cut in mid-motion, {cut_sentence(found.cut)} The events below are of that run."
             ),
         )
 
@@ -272,7 +272,7 @@ def cut_the_link(folder: Path, out: Path, *, seed: int) -> CutResult:
 
 def cut_sentence(cut: CutResult) -> str:
     """What happened to the arm, in words."""
-    began = f"link cut while the fastest joint moved at {cut.speed_rad_s:.2f} rad/s:"
+    began = f"while the fastest joint moved at {cut.speed_rad_s:.2f} rad/s:"
     return f"{began} arm at rest after {1000 * cut.rest_s:.0f} ms." if cut.rest_s else f"{began} the arm did NOT rest."
 
 

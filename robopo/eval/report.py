@@ -61,8 +61,8 @@ class Deployment:
     """Distribution of |period - target|, in milliseconds, such as p50, p99, max."""
     steps: int = 0
     """Control steps."""
-    missed_deadlines: int = 0
-    """Steps whose command came too late."""
+    missed_deadlines: int | None = None
+    """Steps whose command came too late; None where nobody counted."""
     interventions: Mapping[str, int] = field(default_factory=dict[str, int])
     """How often the gate changed a command, by reason."""
     events: Sequence[Mapping[str, Any]] = ()
@@ -216,7 +216,7 @@ def _deployment(run: Deployment) -> str:
         "Loop rate": f"{run.measured_hz:.4g} of {run.target_hz:.4g} Hz",
         **{f"Jitter {name}": f"{value:.3g} ms" for name, value in run.jitter_ms.items()},
         "Control steps": f"{run.steps:,}",
-        "Missed deadlines": f"{run.missed_deadlines:,}",
+        **({} if run.missed_deadlines is None else {"Missed deadlines": f"{run.missed_deadlines:,}"}),
         "Gate interventions": f"{sum(run.interventions.values()):,}",
     }
     parts = [f"<p>{escape(run.summary)}</p>" if run.summary else "", _definition_list("facts", facts)]
@@ -237,7 +237,8 @@ def _deployment(run: Deployment) -> str:
 
 
 def _detail(event: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}: {_plain(value)}" for name, value in event.items() if name not in ("t_s", "kind"))
+    said = {name: value for name, value in event.items() if name not in ("t_s", "kind") and value not in (None, "")}
+    return ", ".join(f"{name}: {_plain(value)}" for name, value in said.items())
 
 
 def _episodes(before: EvalReport | None, after: EvalReport | None) -> str:

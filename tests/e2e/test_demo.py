@@ -37,7 +37,7 @@ def test_demo_runs_every_step_and_writes_the_promised_files(tmp_path: Path) -> N
     assert set(summary["deploy"]) == {"steps", "gate_interventions", "period_p99_ms"}
     html = (out / "report.html").read_text()
     assert "robopo train algo=dppo" in html and "data:video/mp4;base64," in html
-    assert "link cut while the fastest joint moved" in html and "arm at rest after" in html
+    assert "link was cut in mid-motion, while the fastest joint moved" in html and "arm at rest after" in html
     assert "http://" not in html.replace("http://www.w3.org", "") and "https://" not in html
     for made in ("demos/meta/info.json", "bc/metrics.jsonl", "dppo/metrics.jsonl", "arm/dataset/meta/info.json"):
         assert (out / made).is_file(), made
