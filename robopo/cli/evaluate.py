@@ -13,7 +13,6 @@ from rich.progress import Progress
 
 from robopo.cli.configs import build, handle_cfg_flag, load_config, to_object
 from robopo.cli.schema import EVAL, EvalConfig
-from robopo.cli.train import check_fits
 from robopo.device import select_device
 from robopo.errors import ConfigError, DataError
 from robopo.eval.evaluate import evaluate
@@ -65,7 +64,6 @@ def evaluate_folder(config: EvalConfig, policy: DiffusionPolicy, folder: Path) -
     device = select_device(config.device)
     sim = make_sim(config, policy, min(config.num_envs, config.n))
     try:
-        check_fits(policy, sim.spec)
         seeds = evaluation_seeds(config.n, config.purpose)
         options: dict[str, Any] = {
             "noise_seed": config.noise_seed,

@@ -24,7 +24,7 @@ from robopo.data.demo import DemoData
 from robopo.data.files import write_text
 from robopo.data.load import load_demonstrations
 from robopo.device import select_device
-from robopo.errors import CheckpointError, ConfigError, ShapeError
+from robopo.errors import CheckpointError, ConfigError
 from robopo.eval.provenance import collect_provenance
 from robopo.eval.seeds import check_training_seed
 from robopo.policies.chunk_policy import DiffusionPolicy
@@ -179,7 +179,6 @@ def _prepare_finetuning(
 ) -> Prepared:
     config = run.config
     policy, parent = _starting_policy(run, device)
-    check_fits(policy, sim.spec)
     policy = for_finetuning(policy, config.finetune)
     stage = finetuning_stage(
         policy,
@@ -202,24 +201,6 @@ def _starting_policy(run: Run, device: torch.device) -> tuple[DiffusionPolicy, s
         raise ConfigError("algo=dppo fine-tunes a policy: give checkpoint=<run or checkpoint folder>")
     folder = find_checkpoint(Path(run.config.checkpoint))
     return load_policy(folder, device), str(folder)
-
-
-def check_fits(policy: DiffusionPolicy, sim: SimSpec) -> None:
-    """Raise ShapeError or ConfigError unless ``policy`` can act in the simulator."""
-    found = {name: feature.shape[0] for name, feature in sim.observation.items()}
-    for name, size in policy.spec.obs.items():
-        if found.get(name) != size:
-            raise ShapeError(f"the policy observes {dict(policy.spec.obs)}, the simulator gives {found}; check sim=")
-    if policy.spec.action_dim != sim.action.shape[0]:
-        raise ShapeError(
-            f"the policy's actions have {policy.spec.action_dim} elements {policy.spec.action_names}, the simulator "
-            f"takes {sim.action.shape[0]} {sim.action.names}; check sim= and sim.action_mode="
-        )
-    if policy.spec.action_mode != sim.action_mode:
-        raise ConfigError(
-            f"the policy acts as {policy.spec.action_mode!r}, the simulator takes {sim.action_mode!r}; "
-            f"use sim.action_mode={policy.spec.action_mode}"
-        )
 
 
 def _demonstrations(config: TrainConfig, sim: SimSpec) -> DemoData:

@@ -20,28 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopo.errors import ConfigError, NonFiniteError, ShapeError, did_you_mean
+from robopo.errors import ConfigError, NonFiniteError, ShapeError
 from robopo.eval.records import EpisodeRow, EvalReport
+from robopo.rollout.fit import check_fits
 from sims.base import BoolArray, FloatArray, VecSim
-
-
-class ActorSpec(Protocol):
-    """The part of a policy's spec that evaluation reads."""
-
-    @property
-    def obs(self) -> Mapping[str, int]: ...
-    @property
-    def action_dim(self) -> int: ...
-    @property
-    def obs_steps(self) -> int: ...
-    @property
-    def horizon(self) -> int: ...
-    @property
-    def action_steps(self) -> int: ...
-    @property
-    def control_hz(self) -> float: ...
-    @property
-    def action_mode(self) -> str: ...
 
 
 class Actor(Protocol):
@@ -75,7 +57,7 @@ def evaluate(
     action_steps, max_steps: override the executed rows Ta per chunk and the simulator's episode limit (only downward).
     progress: called with the number of episodes finished so far.
     """
-    _check_match(policy.spec, sim)
+    check_fits(policy.spec, sim.spec)
     seeds = _checked_seeds(seeds)
     rows_per_chunk = policy.spec.action_steps if action_steps is None else action_steps
     if not 1 <= rows_per_chunk <= policy.spec.horizon:
@@ -223,22 +205,3 @@ def _checked_seeds(seeds: Sequence[int]) -> list[int]:
     if len(set(plain)) != len(plain):
         raise ConfigError("evaluation seeds repeat: the same episode counted twice would narrow the interval unduly")
     return plain
-
-
-def _check_match(spec: ActorSpec, sim: VecSim) -> None:
-    """The policy must see and say what the simulator shows and takes."""
-    for key, dim in spec.obs.items():
-        if key not in sim.spec.observation:
-            raise ShapeError(f"{sim.spec.name} shows no {key!r}{did_you_mean(key, sim.spec.observation)}")
-        shape = sim.spec.observation[key].shape
-        if shape != (dim,):
-            raise ShapeError(f"{key!r} is {list(shape)} in {sim.spec.name}, the policy was trained on [{dim}]")
-    if sim.spec.action.shape != (spec.action_dim,):
-        raise ShapeError(f"{sim.spec.name} takes actions of {list(sim.spec.action.shape)}, not [{spec.action_dim}]")
-    if spec.action_mode != sim.spec.action_mode:
-        raise ConfigError(
-            f"the policy speaks action_mode={spec.action_mode!r}, the simulator {sim.spec.action_mode!r}; "
-            "build the simulator with the policy's mode"
-        )
-    if abs(spec.control_hz - sim.spec.control_hz) > 1e-6 * spec.control_hz:
-        raise ConfigError(f"the policy acts at {spec.control_hz} Hz, the simulator at {sim.spec.control_hz} Hz")

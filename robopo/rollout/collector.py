@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopo.errors import ConfigError, ShapeError, did_you_mean
+from robopo.errors import ConfigError, ShapeError
 from robopo.policies.base import Policy, PolicySpec
+from robopo.rollout.fit import check_fits
 from robopo.rollout.history import ObsHistory
 from robopo.types import RolloutBatch
 from sims.base import Seed, Step, VecSim
@@ -81,7 +82,8 @@ class Collector:
 
     def __init__(self, sim: VecSim, policy: Policy, *, device: torch.device | str = "cpu") -> None:
         """device: where the policy computes and where the batches lie."""
-        _check_match(sim, policy.spec)
+        check_fits(policy.spec, sim.spec)
+        _check_maskable(sim, policy.spec)
         self.sim = sim
         self.policy = policy
         self.device = torch.device(device)
@@ -269,23 +271,8 @@ def _merge(target: dict[str, NDArray[Any]], source: Mapping[str, NDArray[Any]], 
             target[key] = value.copy()
 
 
-def _check_match(sim: VecSim, spec: PolicySpec) -> None:
-    """Refuse a policy that was trained for other observations or actions, or a sim that can't wait inside a chunk."""
-    features = sim.spec.observation
-    for key, size in spec.obs.items():
-        if key not in features:
-            raise ShapeError(
-                f"the policy reads {key!r}, {sim.spec.name} has no such observation{did_you_mean(key, features)}"
-            )
-        if features[key].shape != (size,):
-            raise ShapeError(
-                f"observation {key!r} of {sim.spec.name} is {features[key].shape}, the policy expects ({size},)"
-            )
-    if sim.spec.action.shape != (spec.action_dim,):
-        raise ShapeError(
-            f"{sim.spec.name} takes actions of shape {sim.spec.action.shape}, the policy emits ({spec.action_dim},); "
-            f"was it trained with action_mode {sim.spec.action_mode!r}?"
-        )
+def _check_maskable(sim: VecSim, spec: PolicySpec) -> None:
+    """Refuse a simulator that can't wait inside a chunk where an episode ends."""
     if spec.action_steps > 1 and not sim.spec.maskable:
         raise ConfigError(
             f"{sim.spec.name} ({sim.spec.engine}) can't mask environments, so a chunk of {spec.action_steps} rows "

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopo.eval.evaluate import ActorSpec
+from robopo.rollout.fit import ActorSpec
 from sims.base import BoolArray, Feature, FloatArray, Seed, SimSpec, Step
 
 
