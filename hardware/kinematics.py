@@ -50,7 +50,10 @@ def rotation_error(target: Array, current: Array) -> Array:
 
     Exact to second order and bounded by 1 (it is sin(angle)·axis), which is what a damped iteration wants.
     """
-    return 0.5 * np.cross(current, target, axisa=-2, axisb=-2, axisc=-2).sum(axis=-1)
+    # The sum of the columns' cross products, read off the antisymmetric part of one matrix product.
+    both = target @ np.swapaxes(current, -1, -2)
+    pairs = ((2, 1), (0, 2), (1, 0))
+    return 0.5 * np.stack([both[..., i, j] - both[..., j, i] for i, j in pairs], axis=-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,23 +82,23 @@ class SerialChain:
         frame.
         """
         batch, count = q.shape
-        rotations, positions = np.empty((count + 1, batch, 3, 3)), np.empty((count + 1, batch, 3))
-        cos, sin = np.cos(q)[..., None], np.sin(q)[..., None]
-        current = np.broadcast_to(np.eye(3), (batch, 3, 3))
-        origin = np.zeros((batch, 3))
-        for joint in range(count):
-            origin = origin + current @ self.offset[joint]
-            placed = current @ self.rotation[joint]
-            turned = rotations[joint]
-            # Turning about z mixes the first two columns only.
-            turned[..., 0] = cos[:, joint] * placed[..., 0] + sin[:, joint] * placed[..., 1]
-            turned[..., 1] = cos[:, joint] * placed[..., 1] - sin[:, joint] * placed[..., 0]
-            turned[..., 2] = placed[..., 2]
-            positions[joint] = origin
-            current = turned
-        positions[count] = origin + current @ self.tool_offset
-        rotations[count] = current @ self.tool_rotation
-        return rotations, positions
+        cos, sin = np.cos(q.T)[..., None], np.sin(q.T)[..., None]  # [n, B, 1]
+        x_axis, y_axis = self.rotation[:, None, :, 0], self.rotation[:, None, :, 1]
+        # Each joint's frame in the one before it, as homogeneous matrices; turning about z mixes two columns only.
+        local = np.zeros((count, batch, 4, 4))
+        local[..., :3, 0] = cos * x_axis + sin * y_axis
+        local[..., :3, 1] = cos * y_axis - sin * x_axis
+        local[..., :3, 2] = self.rotation[:, None, :, 2]
+        local[..., :3, 3] = self.offset[:, None]
+        local[..., 3, 3] = 1.0
+        tool = np.eye(4)
+        tool[:3, :3], tool[:3, 3] = self.tool_rotation, self.tool_offset
+        frames = np.empty((count + 1, batch, 4, 4))
+        frames[0] = local[0]
+        for joint in range(1, count):
+            np.matmul(frames[joint - 1], local[joint], out=frames[joint])
+        np.matmul(frames[count - 1], tool, out=frames[count])
+        return frames[..., :3, :3], frames[..., :3, 3]
 
     def forward(self, q: Array) -> tuple[Array, Array]:
         """Q [B, n] → tool position [B, 3] and rotation [B, 3, 3] in the base frame."""
@@ -108,7 +111,8 @@ class SerialChain:
         axes = rotations[:-1, ..., 2]  # [n, B, 3]
         lever = positions[-1] - positions[:-1]
         jacobian = np.empty((len(q), 6, self.num_joints))
-        jacobian[:, :3] = np.cross(axes, lever).transpose(1, 2, 0)
+        for row, (i, j) in enumerate(((1, 2), (2, 0), (0, 1))):  # axis x lever
+            jacobian[:, row] = (axes[..., i] * lever[..., j] - axes[..., j] * lever[..., i]).T
         jacobian[:, 3:] = axes.transpose(1, 2, 0)
         return positions[-1], rotations[-1], jacobian
 
@@ -120,7 +124,18 @@ def dls_step(
 
     dq = Jᵀ(JJᵀ + λ²I)⁻¹ e (Wampler 1986; Nakamura and Hanafusa 1986): the 6x6 form, exact for redundant arms too.
     """
-    position, rotation, jacobian = chain.forward_and_jacobian(q)
+    return _solved(chain, q, chain.forward_and_jacobian(q), target_position, target_rotation, damping)
+
+
+def _solved(
+    chain: SerialChain,
+    q: Array,
+    found: tuple[Array, Array, Array],
+    target_position: Array,
+    target_rotation: Array,
+    damping: float,
+) -> Array:
+    position, rotation, jacobian = found
     error = np.concatenate([target_position - position, rotation_error(target_rotation, rotation)], axis=-1)
     gram = jacobian @ jacobian.transpose(0, 2, 1)
     gram[:, range(6), range(6)] += damping**2
@@ -137,11 +152,11 @@ def track_delta(
     delta: translation (m) and rotation vector (rad), both in base axes. Joint limits hold, and no joint is asked to
     move faster than ``velocity_rad_s``; a motion that would need more is cut short joint by joint.
     """
-    position, rotation = chain.forward(q)
-    target_position = position + delta[:, :3]
-    target_rotation = rotation_from_vector(delta[:, 3:]) @ rotation
-    target = q
-    for _ in range(iterations):
+    found = chain.forward_and_jacobian(q)
+    target_position = found[0] + delta[:, :3]
+    target_rotation = rotation_from_vector(delta[:, 3:]) @ found[1]
+    target = _solved(chain, q, found, target_position, target_rotation, damping)
+    for _ in range(iterations - 1):
         target = dls_step(chain, target, target_position, target_rotation, damping=damping)
     reach = chain.velocity_rad_s * dt_s
     return np.clip(target, q - reach, q + reach)

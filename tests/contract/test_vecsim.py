@@ -122,6 +122,16 @@ def test_masked_environments_stand_still(make_sim: Callable[..., VecSim]) -> Non
     assert step.info["episode_length"].tolist() == [1, 0, 1]
 
 
+def test_an_empty_mask_changes_nothing(make_sim: Callable[..., VecSim]) -> None:
+    sim = make_sim(2)
+    if not sim.spec.maskable:
+        pytest.skip("declared maskable=False")
+    before = sim.reset(4)
+    step = sim.step(random_action(sim, np.random.default_rng(1)), np.zeros(2, dtype=bool))
+    assert_same(step.obs, before)
+    assert not (step.terminated | step.truncated).any() and not step.reward.any()
+
+
 def test_partial_reset_leaves_the_others_alone(make_sim: Callable[..., VecSim]) -> None:
     sim = make_sim(2)
     sim.reset(5)
