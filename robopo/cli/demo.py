@@ -27,6 +27,7 @@ from robopo.data.files import write_text
 from robopo.deploy.checkpoint_spec import read_policy_spec
 from robopo.deploy.config import DeployConfig, DeployReport
 from robopo.deploy.runtime import deploy
+from robopo.device import select_device
 from robopo.errors import ConfigError
 from robopo.eval.provenance import collect_provenance
 from robopo.eval.records import EvalReport
@@ -58,9 +59,10 @@ class Evidence(NamedTuple):
     env_steps: int
     curve: list[CurvePoint]
     films: list[Film]
-    arm: DeployReport
-    cut: CutResult
     wall_s: float
+    arm: DeployReport | None = None
+    cut: CutResult | None = None
+    """None before the arm has run, or when it came to rest before the link was cut."""
 
 
 class InterruptedTrainingError(Exception):
@@ -83,13 +85,13 @@ def main(argv: Sequence[str]) -> int:
     paths = Paths(root, root / "demos", root / "bc", root / "dppo", root / "arm")
     demo = Demo(config, sim, paths, console)
     try:
-        evidence = demo.run()
+        evidence = demo.learn()
     except InterruptedTrainingError as stopped:
         return int(stopped.args[0])
-    summary = summarise(config, evidence)
-    write_text(root / "report.json", json.dumps(summary, indent=1) + "\n")
-    page = demo.page(evidence).write_html(root / "report.html")
-    console.print(json.dumps(summary), markup=False)
+    demo.write(evidence)  # whatever happens to the arm, what was learned is on the page
+    evidence = demo.drive(evidence)
+    page = demo.write(evidence)
+    console.print(json.dumps(summarise(config, evidence)), markup=False)
     console.print(str(page), markup=False)
     return 0
 
@@ -99,12 +101,12 @@ class Demo:
 
     def __init__(self, config: DemoConfig, sim: list[str], paths: Paths, console: Console) -> None:
         self._config, self._sim, self._paths, self._console = config, sim, paths, console
+        self._began = time.monotonic()
         self.commands: list[str] = []
 
-    def run(self) -> Evidence:
-        """Everything that is measured."""
+    def learn(self) -> Evidence:
+        """Steps 1 to 4: everything that is measured in the simulator."""
         config, paths = self._config, self._paths
-        began = time.monotonic()
         seed = f"seed={config.seed}"
         self._step(1, f"{config.demonstrations} imperfect demonstrations of {self._sim[0].removeprefix('sim=')}")
         self._collect(
@@ -142,8 +144,6 @@ class Demo:
         self._step(4, f"evaluation on {config.n} reserved episodes, and films")
         after = self._evaluate(paths.finetuned)
         films = self._films(paths.cloned, "before") + self._films(paths.finetuned, "after")
-        self._step(5, "a simulated arm behind the safety gate")
-        arm, cut = self._arm()
         log = read_metrics(paths.finetuned / METRICS)
         return Evidence(
             before=before,
@@ -151,10 +151,20 @@ class Demo:
             env_steps=int(log[-1]["env_steps"]),
             curve=evaluate.curve(paths.finetuned / METRICS),
             films=films,
-            arm=arm,
-            cut=cut,
-            wall_s=time.monotonic() - began,
+            wall_s=time.monotonic() - self._began,
         )
+
+    def drive(self, found: Evidence) -> Evidence:
+        """Step 5: the policy on a simulated arm."""
+        self._step(5, "a simulated arm behind the safety gate")
+        arm, cut = self._arm()
+        return found._replace(arm=arm, cut=cut, wall_s=time.monotonic() - self._began)
+
+    def write(self, found: Evidence) -> Path:
+        """report.json and report.html."""
+        root = self._paths.root
+        write_text(root / "report.json", json.dumps(summarise(self._config, found), indent=1) + "\n")
+        return self.page(found).write_html(root / "report.html")
 
     def _step(self, number: int, what: str) -> None:
         self._console.print(f"[bold]{number}/5[/bold] {what}")
@@ -178,7 +188,8 @@ class Demo:
     def _evaluate(self, run: Path) -> EvalReport:
         config = self._eval_config(run)
         folder = find_checkpoint(run)
-        report, _ = evaluate.evaluate_folder(config, load_policy(folder), folder)
+        policy = load_policy(folder, select_device(config.device))
+        report, _ = evaluate.evaluate_folder(config, policy, folder)
         self._console.print(f"    success {report.success} on {report.n} episodes", markup=False)
         return report
 
@@ -187,10 +198,16 @@ class Demo:
         films = sorted(folder.glob("*.mp4"))
         return [Film(label, path, f"{label} fine-tuning, episode seed {path.stem}") for path in films]
 
-    def _arm(self) -> tuple[DeployReport, CutResult]:
+    def _arm(self) -> tuple[DeployReport, CutResult | None]:
         """Some episodes on the simulated arm, then one whose link is cut while the arm moves."""
         config, paths = self._config, self._paths
-        argv = [f"checkpoint={paths.finetuned}", "arm=sim", f"episodes={config.deploy_episodes}", f"out={paths.arm}"]
+        argv = [
+            f"checkpoint={paths.finetuned}",
+            "arm=sim",
+            f"episodes={config.deploy_episodes}",
+            f"seed={config.seed}",
+            f"out={paths.arm}",
+        ]
         self.commands.append(shlex.join(["robopo", "deploy", *argv]))
         folder = find_checkpoint(paths.finetuned)
         settings = to_object(load_config("deploy", argv, DEPLOY))
@@ -217,7 +234,7 @@ class Demo:
             after=found.after,
             curve=found.curve,
             films=found.films,
-            deployment=self._deployment(found),
+            deployment=self._deployment(found.arm, found.cut) if found.arm else None,
             notes=(
                 "The last checkpoint is reported, not the best one on the curve; the curve's episodes are other ones.",
                 "Both policies act without exploration noise, on starts that training never sees.",
@@ -227,27 +244,26 @@ class Demo:
             provenance=collect_provenance(seed=self._config.seed).to_json(),
         )
 
-    def _deployment(self, found: Evidence) -> Deployment:
-        arm = found.arm
+    def _deployment(self, arm: DeployReport, cut: CutResult | None) -> Deployment:
         events = [json.loads(line) for line in (self._paths.arm / "link-cut" / "events.jsonl").read_text().splitlines()]
-        period_ms = arm.period_p50_ms
+        ended = f" The run ended early by {arm.stopped_by}." if arm.stopped_by else ""
         return Deployment(
             target_hz=1.0 / DeployConfig().gate.tick_s,
-            measured_hz=1000.0 / period_ms if period_ms else 0.0,
+            measured_hz=1000.0 / arm.period_p50_ms if arm.period_p50_ms else 0.0,
             jitter_ms={"p99 (lateness)": arm.lateness.p99_ms, "longest": arm.lateness.max_ms},
             steps=arm.steps,
             interventions={f"motion ramped in or smoothed (of {arm.gate_ticks:,} ticks)": arm.gate_interventions},
             events=events,
             arm="simulated Franka, in real time",
             summary=(
-                f"{arm.successes} of {arm.episodes} episodes succeeded on the simulated arm behind the gate. Then the "
-                f"link was cut in mid-motion, {cut_sentence(found.cut)} The events below are of that run."
+                f"{arm.successes} of {arm.episodes} episodes succeeded on the simulated arm behind the gate.{ended} "
+                f"Then the link was cut {cut_sentence(cut)} The events below are of that run."
             ),
         )
 
 
-def cut_the_link(folder: Path, out: Path, *, seed: int) -> CutResult:
-    """One episode whose link is cut while the arm moves; raises ConfigError if the motion ended before the cut."""
+def cut_the_link(folder: Path, out: Path, *, seed: int) -> CutResult | None:
+    """One episode whose link is cut while the arm moves; None when it was over before the cut."""
     cell = SimCell(read_policy_spec(folder), seed=seed)
     arm = LinkCutArm(cell.arm, after_s=CUT_AFTER_S)
     out.mkdir(parents=True, exist_ok=True)
@@ -265,15 +281,17 @@ def cut_the_link(folder: Path, out: Path, *, seed: int) -> CutResult:
         )
     finally:
         cell.close()
-    if arm.result is None:
-        raise ConfigError(f"the arm moved for less than {CUT_AFTER_S} s: its link could not be cut in mid-motion")
     return arm.result
 
 
-def cut_sentence(cut: CutResult) -> str:
-    """What happened to the arm, in words."""
-    began = f"while the fastest joint moved at {cut.speed_rad_s:.2f} rad/s:"
-    return f"{began} arm at rest after {1000 * cut.rest_s:.0f} ms." if cut.rest_s else f"{began} the arm did NOT rest."
+def cut_sentence(cut: CutResult | None) -> str:
+    """What happened to the arm, in words that follow "the link was cut"."""
+    if cut is None:
+        return f"not at all: the episode lasted less than {CUT_AFTER_S} s."
+    began = f"in mid-motion, while the fastest joint moved at {cut.speed_rad_s:.2f} rad/s:"
+    if cut.rest_s is None:
+        return f"{began} the arm did NOT come to rest."
+    return f"{began} arm at rest after {1000 * cut.rest_s:.0f} ms."
 
 
 def summarise(config: DemoConfig, found: Evidence) -> dict[str, Any]:
@@ -284,7 +302,8 @@ def summarise(config: DemoConfig, found: Evidence) -> dict[str, Any]:
         "bc": {"n": found.before.n, "successes": found.before.successes},
         "finetuned": {"n": found.after.n, "successes": found.after.successes},
         "env_steps": found.env_steps,
-        "deploy": {
+        "deploy": found.arm
+        and {
             "steps": found.arm.steps,
             "gate_interventions": found.arm.gate_interventions,
             "period_p99_ms": round(found.arm.period_p99_ms, 3),

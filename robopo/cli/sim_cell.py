@@ -54,6 +54,8 @@ class SimCell:
         self.arm = SimArm(
             model, spec_from_model(model), clock=RealClock(), config=SimArmConfig(tick_rad=tick_rad, seed=seed)
         )
+        self.simulated = True
+        """An episode may follow one that ended in HOLD without an operator: nobody can be hurt."""
         self.resolver = ChunkResolver(self._sim.controller)
         self._seed = seed
         self._joint = np.array([model.joint(joint.name).qposadr[0] for joint in self.arm.spec.joints])
@@ -79,14 +81,20 @@ class SimCell:
         except SpecError as error:
             raise ConfigError(str(error)) from error
 
-    def observe(self, state: ArmState) -> dict[str, NDArray[Any]]:  # noqa: ARG002 - the scene knows all
-        """Newest sample -> observation entries [D], computed by the task's own code."""
-        view = self._view()
+    def observe(self, state: ArmState) -> dict[str, NDArray[Any]]:
+        """Newest sample -> observation entries [D], computed by the task's own code.
+
+        The arm's own numbers are those of the sample, with its age and its encoders' steps; the object's are what a
+        perfect camera would see now.
+        """
+        qpos, _ = self.arm.scene_state()
+        qpos[self._joint], qpos[self._finger] = state.position_rad, 0.5 * state.gripper_m
+        view = self._view(qpos)
         return {"environment_state": self._sim.task.observation(view)[0], "state": state_observation(view)[0]}
 
     def success(self) -> bool:
         """Whether the scene fulfils the task now."""
-        return bool(self._sim.task.success(self._view())[0])
+        return bool(self._sim.task.success(self._view(self.arm.scene_state()[0]))[0])
 
     def reset(self, episode: int) -> None:
         """Set the scene of episode ``episode``; the arm must be disconnected."""
@@ -98,7 +106,6 @@ class SimCell:
         """Release the simulator's threads."""
         self._sim.close()
 
-    def _view(self) -> SceneView:
-        qpos, _ = self.arm.scene_state()
+    def _view(self, qpos: NDArray[np.float64]) -> SceneView:
         goal = self._sim.view().goal
         return scene_view(self._sim.controller.chain, qpos[None], goal, self._joint, self._finger, self._object)
