@@ -353,7 +353,8 @@ class SafetyGate:
             self._output_open = False
             self._stop_arm(StopKind.POWER_OFF if self.spec.has_brakes else StopKind.HOLD)
             return None, False
-        shaped = self.shaper.brake() if chunk is None else self.shaper.follow(chunk, now_s)
+        measured = None if self.state is None else self.state.position_rad
+        shaped = self.shaper.brake() if chunk is None else self.shaper.follow(chunk, now_s, measured)
         command = ArmCommand(
             seq=self._seq,
             t_created_s=now_s,

@@ -21,6 +21,7 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
     "ramp_start_scale": (0.01, 1.0),
     "ramp_start_rad": (0.01, 0.5),
     "tracking_error_rad": (0.01, 0.6),
+    "reference_error_rad": (0.02, 0.6),
     "tracking_time_s": (0.01, 1.0),
     "open_loop_s": (0.02, 2.0),
     "first_chunk_s": (0.1, 60.0),
@@ -63,6 +64,9 @@ class GateConfig:
     """How far from the arm the first motion may start (7)."""
     tracking_error_rad: float = 0.25
     """Lag behind the reference tolerated for ``tracking_time_s`` (14)."""
+    reference_error_rad: float = 0.5
+    """Targets stay this close to the measured joints (12), which bounds how hard the arm presses on what stops it.
+    Below ``tracking_error_rad`` it acts first: a blocked arm then presses gently instead of being held (14)."""
     tracking_time_s: float = 0.2
     open_loop_s: float = 0.4
     """Longest motion on one chunk without a newer one (15)."""

@@ -90,8 +90,8 @@ class CommandShaper:
         grown = 0.0 if self._ramp_since_s is None else (now_s - self._ramp_since_s) / self._config.ramp_s
         return self._config.speed_scale * min(1.0, start + (1.0 - start) * grown)
 
-    def follow(self, chunk: ActionChunk, now_s: float) -> Shaped:
-        """One tick toward the row that is due."""
+    def follow(self, chunk: ActionChunk, now_s: float, measured: Array | None = None) -> Shaped:
+        """One tick toward the row that is due, no further from the measured joints [n] than the reference error."""
         row = row_at(chunk, now_s)
         n = self._spec.num_joints
         scale, before, previous = self.scale(now_s), self.target, self._limiter.output
@@ -100,8 +100,13 @@ class CommandShaper:
             self.gripper_target_m = float(row[n])
         # The chunk tells where its motion ends: feed forward only what outlasts the time to brake.
         speed = lasting_speed(chunk, now_s, self._limiter.braking_time())
-        output = self._limiter.step(self.target, scale, speed)
-        return self._finished(output, previous, self._changes(before, scale))
+        near, most = self.target, self._config.reference_error_rad
+        if measured is not None:
+            # A stiff arm presses as hard as its reference runs ahead of it: this bounds the force of a contact.
+            near = np.clip(self.target, measured - most, measured + most)
+        output = self._limiter.step(near, scale, np.where(near == self.target, speed, 0.0))
+        held_back = bool((near != self.target).any()) << Rule.REFERENCE_ERROR
+        return self._finished(output, previous, self._changes(before, scale) | held_back)
 
     def due(self, chunk: ActionChunk | None, now_s: float) -> tuple[Array, float]:
         """Joints [n] and opening that ``chunk`` asks for at ``now_s``; the last targets without one."""

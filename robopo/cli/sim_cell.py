@@ -16,7 +16,7 @@ from hardware.types import ArmState, Array, SpecError
 from robopo.deploy.checkpoint_spec import DeployedPolicy
 from robopo.errors import ConfigError, did_you_mean
 from robopo.eval.seeds import SeedPurpose, evaluation_seeds
-from sims.controllers import JointTargetController
+from sims.controllers import MAX_REFERENCE_ERROR_RAD, JointTargetController
 from sims.mujoco_vec import MujocoVec, scene_view
 from sims.sim_arm import SimArm, SimArmConfig
 from sims.sim_arm_spec import spec_from_model
@@ -71,6 +71,7 @@ class SimCell:
             "jump_rad": 0.2,
             "ramp_s": 0.5,
             "tracking_error_rad": 0.3,
+            "reference_error_rad": MAX_REFERENCE_ERROR_RAD,  # as the simulator that trained the policy
         }
         known = [field.name for field in dataclasses.fields(GateConfig)]
         for name in settings:
