@@ -238,7 +238,8 @@ class CheckpointRunner:
 
         torch.set_num_threads(1)
         self._torch, self._seed, self._deterministic = torch, seed, deterministic
-        self._policy = load_policy(folder, device="cpu").eval()
+        # Without gradients a network may keep what doesn't change from decision to decision.
+        self._policy = load_policy(folder, device="cpu").eval().requires_grad_(False)
         self._generator = torch.Generator().manual_seed(seed)
 
     def begin(self, episode: int) -> None:
