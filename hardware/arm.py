@@ -36,7 +36,7 @@ class Arm(Protocol):
         ...
 
     def stop(self, kind: StopKind) -> None:
-        """Best effort on every joint, from any state, any number of times; never raises."""
+        """Best effort on every joint, from any state, any number of times; HardwareError if it may not have arrived."""
         ...
 
     def disable(self) -> None:

@@ -9,6 +9,8 @@ from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Final
 
+from hardware.types import HardwareError
+
 
 class Mode(IntEnum):
     """State of the gate; integers because every tick is recorded in a fixed format."""
@@ -83,6 +85,18 @@ class EStopLatch:
     def path(self) -> Path:
         """Where the latch lives."""
         return self._path
+
+    def check_writable(self) -> None:
+        """HardwareError unless a stop can be latched here; asked before anything moves."""
+        probe = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise HardwareError(
+                f"the emergency stop can't be latched in {self._path.parent} ({error}); make the folder writable"
+            ) from error
 
     def latched(self) -> bool:
         """Whether a stop is latched; a folder that can't be looked at counts as latched."""

@@ -19,6 +19,7 @@ from hardware.events import EventLog, TickRing
 from hardware.gate_config import GateConfig
 from hardware.interlocks import ChunkMonitor, Rule, Severity, StateMonitor, Violation
 from hardware.ledger import Ledger
+from hardware.power import ArmPower
 from hardware.shaper import CommandShaper
 from hardware.types import (
     ActionChunk,
@@ -37,7 +38,7 @@ from hardware.types import (
 from hardware.watchdog import RateCounter
 
 _DRIVEN = frozenset({Mode.RUNNING, Mode.HOLD, Mode.FAULT, Mode.ESTOP})
-_SOURCES, _COMMAND_LIFE_S, _ENABLE_S = tuple(Source), 0.1, 0.2
+_SOURCES, _COMMAND_LIFE_S = tuple(Source), 0.1
 
 
 class TickReport(NamedTuple):
@@ -66,7 +67,9 @@ class SafetyGate:
         """latch: keeps an emergency stop over restarts. estop_pressed: an input read every tick; raising means yes."""
         self.config, self.spec = config, arm.spec
         self._arm, self._clock, self._estop_pressed = arm, clock, estop_pressed
+        latch.check_writable()
         self.ledger = Ledger(events or EventLog(), latch, clock)
+        self._power = ArmPower(arm, self.ledger, clock=clock, tick_s=config.tick_s, read=self._healthy_read)
         self.shaper = CommandShaper(arm.spec, config)
         self.monitor = StateMonitor(arm.spec, config)
         self.chunks = ChunkMonitor(arm.spec, config, self.shaper.speed)
@@ -89,6 +92,7 @@ class SafetyGate:
         self._resumes = RateCounter(3, 60.0)
         self._seq = 0
         self._chunk: ActionChunk | None = None
+        self._accepted_s = 0.0
         self._last_tick_s: float | None = None
         self._begin_waiting()
 
@@ -123,6 +127,7 @@ class SafetyGate:
         state = self._arm.connect()
         self._connected = True
         self.monitor.reset()
+        self._power.rearm()
         self.ledger.enter(outcome.mode, self.ledger.cause)
         return state
 
@@ -135,10 +140,9 @@ class SafetyGate:
             raise RefusedError("enable is refused: the event log could not be written; free disk space and start again")
         self._healthy_read("enable")
         try:
-            self._arm.enable()
-            state = self._energised()
+            state = self._power.enable()
         except Exception as error:
-            self._stop_arm(StopKind.HOLD)
+            self._power.stop(StopKind.HOLD)
             self.ledger.attempt("disable", self._arm.disable)
             self._violate(Violation(Rule.COMMUNICATION, Severity.FAULT, f"enable failed: {error}"))
             raise
@@ -147,17 +151,6 @@ class SafetyGate:
         self._begin_waiting()
         self._output_open = True
         self.ledger.enter(outcome.mode)
-
-    def _energised(self) -> ArmState:
-        """The first sample that shows torque on every joint: it may lag behind ``enable`` by the arm's latency."""
-        deadline_s = self._clock.now_s() + self.spec.state_latency_s + _ENABLE_S
-        while True:
-            state = self._healthy_read("enable")
-            if state.enabled is None or state.enabled.all():
-                return state
-            if self._clock.now_s() > deadline_s:
-                raise RefusedError(f"enable: torque is off at joint {int(np.argmin(state.enabled))}")
-            self._clock.sleep_until(self._clock.now_s() + self.config.tick_s)
 
     def hold(self, reason: str) -> None:
         """Brake and keep the pose (an operator's or a program's stop)."""
@@ -168,7 +161,10 @@ class SafetyGate:
         self._violate(Violation(Rule.ESTOP, Severity.FAULT, reason), Event.ESTOP)
 
     def reset(self, reason: str, by: Source = Source.HUMAN) -> None:
-        """Leave HOLD (quiet for ``clear_s``), FAULT or ESTOP (cause gone, fresh healthy read, typed reason)."""
+        """Leave HOLD (quiet for ``clear_s``), FAULT or ESTOP (cause gone, fresh healthy read, typed reason).
+
+        Torque that doesn't go off raises, and the state, latch included, stays.
+        """
         outcome = self.ledger.look(Event.RESET)
         if not outcome.accepted or by is Source.POLICY:
             raise self.ledger.refusal(f"reset by {by.value}")
@@ -179,7 +175,7 @@ class SafetyGate:
         else:
             self._check_reset(reason)
             self._output_open = False
-            self.ledger.attempt("disable", self._arm.disable)
+            self._power.release()
         self.ledger.write("reset", mode=self.mode, by=by, reason=reason)
         if self.mode is Mode.ESTOP:
             self.ledger.latch.clear()
@@ -197,7 +193,7 @@ class SafetyGate:
     def disconnect(self) -> None:
         """Stop what moves, torque off, close the link; callable from any state, twice. ESTOP stays latched."""
         if self.mode in _DRIVEN and self._connected:
-            self._stop_arm(StopKind.CONTROLLED)
+            self._power.stop(StopKind.CONTROLLED)
         self._output_open = False
         if self._connected:
             self.ledger.attempt("disconnect", self._arm.disconnect)
@@ -223,7 +219,7 @@ class SafetyGate:
         resume = self._may_resume(now_s)
         if not self.ledger.look(Event.CHUNK).accepted and not resume:
             return self._reject(chunk, f"chunks are refused in {self.mode.name}")
-        violation = self._judge(chunk, now_s)
+        violation = self._judge(chunk, now_s, starts=resume or not self.shaper.moved)
         if violation is not None:
             if violation.severity > Severity.DROP:
                 self._violate(violation)
@@ -233,7 +229,7 @@ class SafetyGate:
             self._begin_waiting()
             self.ledger.enter(Mode.RUNNING)
         self.chunks.accept(chunk)
-        self._chunk = chunk
+        self._chunk, self._accepted_s = chunk, now_s
         self.shaper.begin_ramp(now_s)
         return True
 
@@ -253,8 +249,8 @@ class SafetyGate:
             and not self._resumes.full(now_s)
         )
 
-    def _judge(self, chunk: ActionChunk, now_s: float) -> Violation | None:
-        checks = self._chunk_checks if self.shaper.moved else (*self._chunk_checks, self.chunks.first_row)
+    def _judge(self, chunk: ActionChunk, now_s: float, *, starts: bool) -> Violation | None:
+        checks = (*self._chunk_checks, self.chunks.first_row) if starts else self._chunk_checks
         try:
             for check in checks:
                 violation = check(chunk, self.shaper.band, now_s)
@@ -278,6 +274,11 @@ class SafetyGate:
         self.ledger.rules = 0
         for violation in self._observe(now_s):
             self._violate(violation)
+        if self.mode is not Mode.ESTOP:
+            self._power.rearm()
+        elif not self._output_open or self.at_rest or now_s - self.ledger.changed_s >= self.config.estop_brake_s:
+            self._output_open = False
+            self._power.stop_emergency(self.state)
         if self.mode in _DRIVEN and self._output_open:
             try:
                 sent, corrected = self._drive(now_s)
@@ -302,6 +303,7 @@ class SafetyGate:
         state = self.monitor.state
         if state is None:
             return found
+        now_s = self._clock.now_s()  # reading takes time: a sample may be younger than the tick
         checks = self._sample_checks
         if self.mode in {Mode.RUNNING, Mode.HOLD}:
             checks = (*checks, *self._motion_checks)
@@ -326,7 +328,7 @@ class SafetyGate:
                 return None
             if self._output_open:
                 self._output_open = False
-                self._stop_arm(StopKind.CONTROLLED)
+                self._power.stop(StopKind.CONTROLLED)
             return Violation(
                 Rule.COMMUNICATION, Severity.FAULT, f"no sample in {self.monitor.missed.count} reads: {error}"
             )
@@ -340,7 +342,7 @@ class SafetyGate:
             if now_s - self._waiting_since_s <= self.config.first_chunk_s:
                 return None
             return Violation(Rule.STALE_COMMAND, Severity.HOLD, f"no chunk within {self.config.first_chunk_s} s")
-        end_s = min(chunk.t_end_s, chunk.t0_s + self.config.open_loop_s)
+        end_s = min(chunk.t_end_s, min(chunk.t0_s, self._accepted_s) + self.config.open_loop_s)
         if now_s <= end_s:
             return None
         return Violation(Rule.STALE_COMMAND, Severity.HOLD, f"chunk {chunk.seq} ran out {now_s - end_s:.3f} s ago")
@@ -348,11 +350,6 @@ class SafetyGate:
     def _drive(self, now_s: float) -> tuple[Array | None, bool]:
         """Limit and send one command; braking in every state but RUNNING."""
         chunk = self._chunk if self.mode is Mode.RUNNING else None
-        braked = self.at_rest or now_s - self.ledger.changed_s >= self.config.estop_brake_s
-        if self.mode is Mode.ESTOP and braked:
-            self._output_open = False
-            self._stop_arm(StopKind.POWER_OFF if self.spec.has_brakes else StopKind.HOLD)
-            return None, False
         measured = None if self.state is None else self.state.position_rad
         shaped = self.shaper.brake() if chunk is None else self.shaper.follow(chunk, now_s, measured)
         command = ArmCommand(
@@ -378,11 +375,8 @@ class SafetyGate:
     def _lose_output(self, violation: Violation) -> None:
         """The command path can't be trusted: let the arm stop itself and send nothing more."""
         self._output_open = False
-        self._stop_arm(StopKind.CONTROLLED)
+        self._power.stop(StopKind.CONTROLLED)
         self._violate(violation)
-
-    def _stop_arm(self, kind: StopKind) -> None:
-        self.ledger.attempt("stop", lambda: self._arm.stop(kind))
 
     def _pressed(self) -> bool:
         try:

@@ -152,7 +152,11 @@ class StateMonitor:
         return Violation(Rule.VENDOR_FAULT, Severity.FAULT, listed)
 
     def stale_observation(self, state: ArmState, now_s: float) -> Violation | None:
-        """16: age of the sample beyond the arm's known latency."""
+        """16: age of the sample beyond the arm's known latency, or a sample from the future (its clock is wrong)."""
+        ahead_s = state.t_sample_s - now_s
+        if ahead_s > self._config.tick_s:
+            severity = Severity.FAULT if ahead_s > self._config.stale_fault_s else Severity.HOLD
+            return Violation(Rule.STALE_OBSERVATION, severity, f"sample is {ahead_s * 1e3:.0f} ms in the future")
         age_s = now_s - state.t_sample_s - self._spec.state_latency_s
         if age_s <= self._config.stale_hold_s:
             return None
@@ -239,7 +243,7 @@ class ChunkMonitor:
         self._last_seq, self._last_t0_s = chunk.seq, chunk.t0_s
 
     def finite_shape(self, chunk: ActionChunk, band: Band, now_s: float) -> Violation | None:  # noqa: ARG002
-        """1: rows [H, A] of finite floats, finite times."""
+        """1: rows [H, A] of finite floats, finite times, a step between 0 and ``open_loop_s``."""
         values = chunk.values
         expected = f"float [H, {self._spec.row_size}] with H >= 1"
         if getattr(values, "dtype", np.dtype(object)).kind != "f":
@@ -250,12 +254,16 @@ class ChunkMonitor:
         if not np.isfinite(values).all():
             where = np.argwhere(~np.isfinite(values))[0].tolist()
             return Violation(Rule.FINITE_SHAPE, Severity.HOLD, f"chunk is not finite at row, column {where}")
-        if not (np.isfinite([chunk.t0_s, chunk.t_obs_s, chunk.dt_s]).all() and chunk.dt_s > 0):
+        if not np.isfinite([chunk.t0_s, chunk.t_obs_s, chunk.dt_s]).all():
             return Violation(Rule.FINITE_SHAPE, Severity.HOLD, f"times {chunk.t0_s}, {chunk.t_obs_s}, {chunk.dt_s}")
+        # The allowed jump grows with dt_s, so dt_s is bounded too.
+        if not 0 < chunk.dt_s <= self._config.open_loop_s:
+            detail = f"dt_s={chunk.dt_s}, expected above 0, at most open_loop_s={self._config.open_loop_s}"
+            return Violation(Rule.FINITE_SHAPE, Severity.HOLD, detail)
         return None
 
     def order_and_time(self, chunk: ActionChunk, band: Band, now_s: float) -> Violation | None:  # noqa: ARG002
-        """2: newer than the last one and made from a recent observation; the third drop within a second holds."""
+        """2: newer than the last, from a recent observation, due about now; the third drop within a second holds."""
         age_s = now_s - chunk.t_obs_s
         if chunk.seq <= self._last_seq:
             reason = f"sequence {chunk.seq} after {self._last_seq}"
@@ -263,6 +271,8 @@ class ChunkMonitor:
             reason = f"starts {self._last_t0_s - chunk.t0_s:.3f} s before the previous chunk"
         elif not 0 <= age_s <= self._config.observation_age_s:
             reason = f"observation is {age_s:.3f} s old, allowed {self._config.observation_age_s} s"
+        elif abs(chunk.t0_s - now_s) > self._config.open_loop_s:
+            reason = f"starts {chunk.t0_s - now_s:+.3f} s from now, allowed {self._config.open_loop_s} s either way"
         else:
             return None
         severity = Severity.HOLD if self._dropped.add(now_s) else Severity.DROP

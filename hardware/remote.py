@@ -187,11 +187,8 @@ class RemoteArm:
         return command
 
     def stop(self, kind: StopKind) -> None:
-        """See ``Arm.stop``."""
-        try:
-            self._call(_Op.STOP, _STOPS.index(kind), timeout_s=0.2)
-        except HardwareError:
-            return  # a server that doesn't answer sees no goals either, and its arm stops itself
+        """See ``Arm.stop``; CommunicationError when the server doesn't answer, which then sees no goals either."""
+        self._call(_Op.STOP, _STOPS.index(kind), timeout_s=0.2)
 
     def disable(self) -> None:
         """See ``Arm.disable``."""
@@ -381,6 +378,13 @@ def _serve(factory: ArmFactory, address: ArmAddress, rate_hz: float) -> None:
             due_s = max(due_s + 1.0 / rate_hz, now_s - 0.05)
             clock.sleep_until(due_s)
     finally:
-        arm.stop(StopKind.CONTROLLED)
-        arm.disconnect()
+        _release(arm)
         rings.close()
+
+
+def _release(arm: Arm) -> None:
+    """Each step even when the one before failed."""
+    try:
+        arm.stop(StopKind.CONTROLLED)
+    finally:
+        arm.disconnect()

@@ -192,7 +192,9 @@ class SimArm:
         now_s = self._advance()
         if not self._enabled:
             raise RefusedError("send: the arm is not enabled")
-        values = np.clip(self._ticks(command.values), self._low, self._high)
+        values, gripper_m = np.clip(self._ticks(command.values), self._low, self._high), command.gripper_m
+        if self._tripped:
+            values, gripper_m = self._goal, self._opening_goal_m
         if not self.faults.lose_writes and not self._tripped:
             due_s = now_s + self.spec.command_latency_s
             self._pending.append((due_s, command.t_valid_until_s, values, command.gripper_m))
@@ -205,14 +207,13 @@ class SimArm:
             t_valid_until_s=command.t_valid_until_s,
             mode=command.mode,
             values=frozen(values),
-            gripper_m=command.gripper_m,
+            gripper_m=gripper_m,
             source=command.source,
         )
 
     def stop(self, kind: StopKind) -> None:
         """See ``Arm.stop``: the goal becomes the pose; POWER_OFF also drops the torque (brakes close)."""
-        if self.faults.link_cut:
-            return
+        self._check_link()
         self._advance()
         self._rest()
         self._streaming = False

@@ -81,6 +81,31 @@ def test_05_an_observation_from_the_future_is_dropped(tmp_path):
     assert rig.gate.mode is Mode.RUNNING
 
 
+@pytest.mark.parametrize("off_s", [1000.0, 0.5, -0.45])
+def test_05_a_chunk_that_is_not_due_about_now_is_dropped(tmp_path, off_s):
+    rig = moving(tmp_path)
+    rig.gate.chunks.reset()
+    assert not rig.gate.submit(replace(rig.sweep(rows=40), t0_s=rig.clock.now_s() + off_s))
+    assert "allowed 0.4 s" in rig.kinds("chunk_rejected")[-1]["reason"]
+    assert rig.gate.mode is Mode.RUNNING
+
+
+def test_06_a_chunk_for_later_does_not_silence_the_watchdog(tmp_path):
+    rig = moving(tmp_path)
+    assert rig.gate.submit(replace(rig.sweep(rows=40), t0_s=rig.clock.now_s() + 0.3))
+    rig.tick(40)
+    assert rig.gate.mode is Mode.RUNNING
+    assert_stops(rig, Mode.HOLD, Rule.STALE_COMMAND, ticks=2)
+
+
+@pytest.mark.parametrize("dt_s", [100.0, 0.41, 0.0, -0.05])
+def test_04_a_long_step_does_not_excuse_a_jump(tmp_path, dt_s):
+    rig = moving(tmp_path)
+    assert not rig.gate.submit(replace(rig.sweep(), dt_s=dt_s))
+    assert "dt_s" in rig.kinds("chunk_rejected")[-1]["reason"]
+    assert_stops(rig, Mode.HOLD, Rule.FINITE_SHAPE)
+
+
 def test_06_silent_policy_holds_after_the_open_loop_limit(tmp_path):
     rig = moving(tmp_path)
     assert rig.gate.submit(rig.sweep(rows=40))
@@ -171,6 +196,23 @@ def test_16_frozen_stream(tmp_path):
     assert rig.gate.ledger.cause.rule is Rule.STALE_OBSERVATION
     rig.tick(10)
     assert rig.gate.mode is Mode.FAULT
+
+
+@pytest.mark.parametrize(("ahead_s", "mode"), [(0.009, Mode.RUNNING), (0.03, Mode.HOLD), (0.2, Mode.FAULT)])
+def test_16_samples_from_the_future(tmp_path, monkeypatch, ahead_s, mode):
+    rig = moving(tmp_path)
+    assert rig.gate.submit(rig.sweep())
+    read = rig.arm.read
+
+    def early():
+        state = read()
+        return replace(state, t_sample_s=state.t_sample_s + ahead_s)
+
+    monkeypatch.setattr(rig.arm, "read", early)
+    rig.tick()
+    assert rig.gate.mode is mode
+    if mode is not Mode.RUNNING:
+        assert rig.gate.ledger.cause.rule is Rule.STALE_OBSERVATION
 
 
 def test_19_torque_dropped(tmp_path):

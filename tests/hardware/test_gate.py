@@ -54,6 +54,19 @@ def test_a_late_policy_may_resume_three_times_a_minute_when_allowed(tmp_path):
     assert rig.gate.mode is Mode.HOLD
 
 
+def test_a_resumed_motion_starts_at_the_arm_too(tmp_path):
+    rig = Rig(tmp_path, GateConfig(auto_resume=True, jump_rad=0.5))
+    assert rig.gate.submit(rig.sweep(0.1, rows=2))
+    rig.settle(1.0)
+    assert rig.gate.mode is Mode.HOLD
+    assert not rig.gate.submit(rig.chunk(np.tile(rig.gate.shaper.output + 0.15, (6, 1))))
+    assert rig.gate.mode is Mode.HOLD
+    assert "RAMP_IN" in rig.kinds("chunk_rejected")[-1]["reason"]
+    rig.settle(0.1)
+    assert rig.gate.submit(rig.sweep(0.1))
+    assert rig.gate.mode is Mode.RUNNING
+
+
 def test_other_holds_never_resume_by_themselves(tmp_path):
     rig = Rig(tmp_path, GateConfig(auto_resume=True))
     rig.drive(0.5)

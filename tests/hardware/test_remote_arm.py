@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hardware.remote import ArmProcess, RemoteArm, _Op
+from hardware.remote import ArmProcess, RemoteArm, _Op, _release
 from hardware.types import ArmCommand, CommunicationError, ControlMode, RefusedError, Source, StopKind, frozen
 from tests.hardware.rig import N
 from tests.hardware.tiny import factory, own_and_sweep, sweep_for_ever
@@ -107,5 +107,22 @@ def test_a_dead_server_is_a_lost_link(served):
     served._process.join()
     with pytest.raises(CommunicationError, match="did not answer"):
         arm._call(_Op.CONNECT, timeout_s=0.1)
-    arm.stop(StopKind.CONTROLLED)
+    with pytest.raises(CommunicationError, match="did not answer STOP"):
+        arm.stop(StopKind.CONTROLLED)
     arm.close()
+
+
+def test_an_arm_whose_stop_fails_is_disconnected_all_the_same():
+    class Broken:
+        disconnected = False
+
+        def stop(self, kind):
+            raise CommunicationError("no answer")
+
+        def disconnect(self):
+            self.disconnected = True
+
+    arm = Broken()
+    with pytest.raises(CommunicationError, match="no answer"):
+        _release(arm)
+    assert arm.disconnected

@@ -130,6 +130,18 @@ def test_ticks_round_goals_and_samples_and_goals_stay_in_range():
     assert ticks == pytest.approx(np.round(ticks), abs=1e-9)
 
 
+def test_a_tripped_arm_says_that_it_keeps_its_goal():
+    arm, clock = make()
+    arm.connect()
+    arm.enable()
+    arm.send(goal(clock, [0.02, 0, 0]))
+    clock.advance(0.5)
+    assert arm.read().vendor_mode == "watchdog"
+    sent = arm.send(goal(clock, [0.5, 0, 0]))
+    assert sent.values == pytest.approx(arm.read().goal_echo_rad)
+    assert sent.values[0] < 0.03
+
+
 def test_link_loss_and_lost_replies_are_errors_not_old_samples():
     arm, clock = make()
     arm.connect()
@@ -138,10 +150,9 @@ def test_link_loss_and_lost_replies_are_errors_not_old_samples():
         arm.read()
     arm.read()
     arm.faults.link_cut = True
-    for call in (arm.read, arm.enable, lambda: arm.send(goal(clock, np.zeros(N)))):
+    for call in (arm.read, arm.enable, lambda: arm.send(goal(clock, np.zeros(N))), lambda: arm.stop(StopKind.HOLD)):
         with pytest.raises(CommunicationError):
             call()
-    arm.stop(StopKind.CONTROLLED)
     arm.disconnect()
     arm.disconnect()
 
