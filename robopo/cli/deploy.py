@@ -22,7 +22,7 @@ from robopo.errors import ConfigError, RobopoError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the episodes; returns 0, or 1 when a fault, a hold or an emergency stop ended the run."""
+    """Run the episodes; returns 0, or 1 after a fault, an emergency stop, or a hold that the run didn't ask for."""
     console = Console(highlight=False, soft_wrap=True)
     shown = handle_cfg_flag("deploy", argv, DEPLOY)
     if shown is not None:
@@ -38,8 +38,9 @@ def main(argv: Sequence[str]) -> int:
         raise RobopoError(f"{error} (events: {out / 'events.jsonl'})") from error
     for line in describe(report):
         console.print(line, markup=False)
-    console.print(f"recorded in {out / 'dataset'}; events in {report.events_path}", markup=False)
-    return int(bool(report.stopped_by and not report.stopped_by.startswith("SIG")))
+    recorded = f"recorded in {out / 'dataset'}" if (out / "dataset").is_dir() else "nothing was recorded"
+    console.print(f"{recorded}; events in {report.events_path}", markup=False)
+    return int(not report.clean)
 
 
 def run_deployment(config: DeployCommandConfig, folder: Path, out: Path) -> DeployReport:
@@ -56,7 +57,8 @@ def run_deployment(config: DeployCommandConfig, folder: Path, out: Path) -> Depl
             episode_steps=max(1, round(config.seconds * policy.control_hz)),
             gate=cell.gate_config(dict(config.gate)),
             seed=config.seed,
-            continue_after_hold=True,
+            # Beginning another episode after a hold is an operator's decision wherever somebody could be hurt.
+            continue_after_hold=bool(getattr(cell, "simulated", False)),
         )
         return deploy(
             settings,

@@ -98,8 +98,14 @@ class DeployReport:
     realtime: bool
     """Whether the loop ran with real-time priority."""
     stopped_by: str
-    """Signal, fault or hold that ended the run early; empty when it ran to its end."""
+    """Signal, fault or hold that ended the run early, or POLICY_PROCESS_ENDED; empty when it ran to its end."""
     events_path: Path
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing stopped the arm but the run itself or a signal."""
+        stopped = self.stopped_by and not self.stopped_by.startswith("SIG")
+        return not (stopped or self.holds or self.faults or self.estops)
 
     @property
     def inference_p50_ms(self) -> float:

@@ -29,7 +29,7 @@ from robopo.deploy.config import DeployConfig, DeployReport
 from robopo.deploy.policy_process import Answer, Loader, PolicyJob, PolicyProcess, Status, load_checkpoint
 from robopo.deploy.realtime import Pacer, StopRequest, punctual, timing
 from robopo.deploy.recorder import Frame, Recorder
-from robopo.errors import ShapeError
+from robopo.errors import RobopoError, ShapeError
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,10 @@ class Deployment:
         self._ended_by = ""
 
     def run(self) -> DeployReport:
-        """All episodes; on the way out, whatever happened, the arm is stopped, released and disconnected."""
+        """All episodes; on the way out, whatever happened, the arm is stopped, released and disconnected.
+
+        RobopoError: the recording could not be written.
+        """
         config = self.config
         realtime = False
         process = self.policy_process = PolicyProcess(self._job)
@@ -117,10 +120,16 @@ class Deployment:
                 self._margin = RequestMargin(first_s, tick_s=config.gate.tick_s, most_s=most_s)
                 with punctual(config.fifo_priority) as realtime:
                     self._episodes(process)
-        finally:
-            self._shut_down(process)
+        except BaseException as error:
+            lost = self._shut_down(process)
+            if lost is not None:
+                error.add_note(f"the recording could not be written either: {lost!r}")
+            raise
+        lost = self._shut_down(process)
         report = self._report(realtime)
         (config.run_dir / "report.json").write_text(json.dumps(report.as_dict(), indent=2))
+        if lost is not None:
+            raise RobopoError(f"the recording could not be written: {lost!r}; the run itself ended") from lost
         return report
 
     def _episodes(self, process: PolicyProcess) -> None:
@@ -136,13 +145,13 @@ class Deployment:
             if self._recorder is not None:
                 self._recorder.end(succeeded)
             self.come_to_rest("end of the episode")
-            self._ended_by = self._reason_to_end()
+            self._ended_by = self._reason_to_end(process)
             if self._ended_by:
                 break
             self.gate.disconnect()
 
-    def _reason_to_end(self) -> str:
-        """A signal, a fault, or a hold that nobody asked for; empty to go on."""
+    def _reason_to_end(self, process: PolicyProcess) -> str:
+        """A signal, a fault, a hold that nobody asked for, or a policy that is gone; empty to go on."""
         if self._stop.received:
             return self._stop.received
         stopped = self.gate.mode in {Mode.FAULT, Mode.ESTOP}
@@ -151,7 +160,7 @@ class Deployment:
         cause = self.gate.ledger.cause
         if stopped or (held and not self.config.continue_after_hold):
             return cause.rule.name if cause else self.gate.mode.name
-        return ""
+        return "" if process.alive else "POLICY_PROCESS_ENDED"
 
     def come_to_rest(self, why: str) -> None:
         """Brake under the limits and tick until nothing moves."""
@@ -180,8 +189,8 @@ class Deployment:
         self.gate.tick()
         self._clock.sleep_until(due_s)
 
-    def _shut_down(self, process: PolicyProcess) -> None:
-        """Stop, release, close; each step even when the one before failed."""
+    def _shut_down(self, process: PolicyProcess) -> Exception | None:
+        """Stop, release, close; each step even when the one before failed. Returns why the recording is lost."""
         steps: list[Callable[[], object]] = [
             lambda: self.come_to_rest("shutting down"),
             self.gate.disconnect,
@@ -189,13 +198,15 @@ class Deployment:
             lambda: self.gate.ring.save(self.config.run_dir / "ticks.npz"),
             self.events.close,
         ]
-        if self._recorder is not None:
-            steps.append(self._recorder.close)
-        for step in steps:
+        save = None if self._recorder is None else self._recorder.close
+        lost: Exception | None = None
+        for step in [*steps, save] if save else steps:
             try:
                 step()
-            except Exception:
+            except Exception as error:
                 log.exception("shutting down went on after an error")
+                lost = error if step is save else lost
+        return lost
 
     def take(self, answer: Answer) -> None:
         """Book an answer's time."""

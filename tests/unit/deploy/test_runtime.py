@@ -109,15 +109,50 @@ def test_06_killing_the_policy_process_from_outside(setup, arm):
     killed = []
 
     def success():
-        if not killed and arm.scene_state()[0][0] > 0.03:
+        position, speed = (values[0] for values in arm.scene_state())
+        if not killed and position > 0.03 and speed > 0.1:
             os.kill(deployment.policy_process.pid, signal.SIGKILL)
-            killed.append(True)
+            killed.append(deployment.gate.ring.count - 1)
         return False
 
     setup["config"] = replace(setup["config"], episode_steps=200)
     deployment = Deployment(**setup, success=success)
     report = deployment.run()
     assert killed and report.stopped_by == "STALE_COMMAND"
+    assert_released(arm)
+    # What was measured while the link was open, which disconnecting can't have improved.
+    ticks = np.load(setup["config"].run_dir / "ticks.npz")["ticks"]
+    speed = np.abs(ticks["velocity_rad_s"]).max(axis=1)
+    assert ticks["mode"][killed[0]] == Mode.RUNNING and ticks["mode"][-1] == Mode.HOLD
+    assert speed[killed[0]] > 0.05
+    assert speed[-5:].max() < 0.01
+    sent = ticks["sent_rad"][-5:]
+    assert np.isfinite(sent).all() and np.ptp(sent, axis=0).max() < 1e-6
+
+
+def test_06_no_further_episode_without_a_policy(setup, arm):
+    resets = []
+
+    def success():
+        process = deployment.policy_process
+        os.kill(process.pid, signal.SIGKILL)
+        process._process.join()
+        return True
+
+    setup["config"] = replace(setup["config"], episodes=3, continue_after_hold=True)
+    deployment = Deployment(**setup, success=success, reset=resets.append)
+    report = deployment.run()
+    assert resets == [0] and report.stopped_by == "POLICY_PROCESS_ENDED" and not report.clean
+    assert_released(arm)
+
+
+def test_a_recording_that_cannot_be_written_is_an_error_after_everything_else(setup, arm):
+    def full(episodes):
+        raise OSError("no space left")
+
+    with pytest.raises(RobopoError, match=r"could not be written.*no space left"):
+        deploy(**setup, recorder=Recorder(full))
+    assert (setup["config"].run_dir / "report.json").exists()
     assert_released(arm)
 
 
