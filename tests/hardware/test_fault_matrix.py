@@ -1,6 +1,8 @@
 """Rows of the fault matrix that a simulated arm under a manual clock can show. A row is named by its number."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -377,3 +379,9 @@ def test_44_disconnect_twice_and_with_a_dead_link(tmp_path):
     rig.gate.disconnect()
     rig.gate.disconnect()
     assert rig.gate.mode is Mode.DISCONNECTED
+
+
+def test_every_interlock_is_documented_under_its_number():
+    text = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    listed = dict(re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", text, flags=re.MULTILINE))
+    assert listed == {str(rule.value): rule.name for rule in Rule}
