@@ -180,9 +180,12 @@ def test_44_an_exception_in_user_code_stops_and_releases(setup, arm):
         return observe(state)
 
     setup["observe"] = broken
-    deployment = Deployment(**setup)
-    with pytest.raises(ZeroDivisionError, match="camera math"):
+    recorder = Recorder(lambda _: (_ for _ in ()).throw(OSError("no space left")))
+    recorder.episodes.append(object())
+    deployment = Deployment(**setup, recorder=recorder)
+    with pytest.raises(ZeroDivisionError, match="camera math") as caught:
         deployment.run()
+    assert "no space left" in caught.value.__notes__[0]  # a second error doesn't hide the first
     assert deployment.gate.mode is Mode.DISCONNECTED
     assert not deployment.policy_process.alive
     assert_released(arm)
