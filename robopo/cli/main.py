@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import sys
@@ -106,8 +107,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(importlib.import_module(command.module).main(rest))
     except RobopoError as error:
         return _fail(str(error))
+    except OSError as error:
+        return _fail(_os_error(error))
     except KeyboardInterrupt:
         return _fail("interrupted", code=130)
+
+
+def _os_error(error: OSError) -> str:
+    """A full disk, a missing permission: what, where, and what is still good."""
+    where = f" ({error.filename})" if error.filename else ""
+    advice = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path and its permissions"
+    return (
+        f"{error.strerror or error}{where}: {advice}. Finished checkpoints are intact; "
+        "robopo train resume=<run folder> continues from the last one"
+    )
 
 
 def _overview() -> str:
