@@ -39,6 +39,8 @@ class Episode:
     """The task was fulfilled at some step."""
     final_success: bool
     """The task was fulfilled at the last step."""
+    diverged: bool = False
+    """The simulator's state became non-finite or exploded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ class RolloutStats:
     def successes(self) -> int:
         """Number of finished episodes that succeeded."""
         return sum(episode.success for episode in self.episodes)
+
+    @property
+    def diverged(self) -> int:
+        """Number of episodes that ended because the physics broke."""
+        return sum(episode.diverged for episode in self.episodes)
 
     @property
     def success_rate(self) -> float:
@@ -175,6 +182,7 @@ class Collector:
         """Add one control step to the running episodes; file those that end with it."""
         self.env_steps += int(alive.sum())
         success = np.asarray(step.info["success"], bool) & alive
+        diverged = np.asarray(step.info.get("diverged", np.zeros_like(alive)), bool)
         self._return += np.where(alive, step.reward, 0.0)
         self._length += alive
         self._success |= success
@@ -186,6 +194,7 @@ class Collector:
                     length=int(self._length[env]),
                     success=bool(self._success[env]),
                     final_success=bool(success[env]),
+                    diverged=bool(diverged[env]),
                 )
             )
 

@@ -75,6 +75,8 @@ class Stats(Protocol):
     @property
     def episodes(self) -> Sequence[Any]: ...
     @property
+    def diverged(self) -> int: ...
+    @property
     def success_rate(self) -> float: ...
     @property
     def mean_return(self) -> float: ...
@@ -167,6 +169,7 @@ class OnPolicyStage:
             "env_steps": float(self._env_steps),
             "steps_per_s": stats.env_steps / max(finished - began, 1e-9),
             "train/episodes": float(len(stats.episodes)),
+            "train/diverged": float(stats.diverged),
             "train/success": stats.success_rate,
             "return": stats.mean_return,
             "train/length": stats.mean_length,

@@ -10,6 +10,7 @@ from torch import Tensor
 from robopo.errors import ConfigError, ShapeError
 from robopo.rollout.collector import Collector
 from robopo.types import DenoisingChain, Observation
+from sims.mujoco_vec import MujocoVec
 from tests.helpers.fake_policy import FakePolicy, FakeSpec
 from tests.helpers.point_mass import PointMass
 
@@ -24,7 +25,7 @@ class Scripted:
     def sample_chain(self, obs: Observation, *, generator: torch.Generator) -> tuple[Tensor, DenoisingChain]:
         self.observed.append({key: value.clone() for key, value in obs.items()})
         batch = len(obs["state"])
-        chunk = torch.zeros(batch, self.spec.horizon, 2)
+        chunk = torch.zeros(batch, self.spec.horizon, self.spec.action_dim)
         if self.seek:
             chunk += (obs["environment_state"][:, -1:] - obs["state"][:, -1:]) * 10
         latents = chunk[:, None].expand(-1, 2, -1, -1)
@@ -197,3 +198,18 @@ def test_mismatches_are_named(spec: FakeSpec, sim: PointMass, error: type[Except
         Collector(sim, Scripted(spec))
     with pytest.raises(ConfigError, match="num_decisions"):
         collect(Collector(PointMass(), Scripted(FakeSpec())), 0)
+
+
+def test_diverged_episodes_are_counted() -> None:
+    sim = MujocoVec("reach", 3)
+    policy = Scripted(FakeSpec(obs={"state": 17}, action_dim=7, control_hz=20.0, action_mode="ee_delta"))
+    collector = Collector(sim, policy)
+    collector.reset(0)
+    state = sim.state()
+    state["physics"][1, 1 + sim.model.nq] = np.nan
+    sim.restore(state)
+    collect(collector, 1)
+    assert collector.stats is not None
+    assert collector.stats.diverged == 1
+    assert [(e.env, e.diverged) for e in collector.stats.episodes if e.diverged] == [(1, True)]
+    sim.close()

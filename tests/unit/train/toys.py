@@ -26,6 +26,7 @@ class ToyStats:
     episodes: tuple[int, ...] = (0, 1)
     success_rate: float = float("nan")
     mean_length: float = 4.0
+    diverged: int = 0
 
 
 class ToyCollector:
