@@ -71,7 +71,8 @@ def rate_curve(x: Sequence[float], rates: Sequence[Interval], x_label: str) -> s
 
 def percent_range(rate: Interval) -> str:
     """For example ``82 % (69 to 90 %)``."""
-    return f"{100 * rate.point:.0f} % ({100 * rate.low:.0f} to {100 * rate.high:.0f} %)"
+    # One decimal where rounding would turn 199 of 200 into 100 %.
+    return f"{round(100 * rate.point, 1):g} % ({100 * rate.low:.0f} to {100 * rate.high:.0f} %)"
 
 
 def _svg(width: int, height: int, description: str, parts: Sequence[str], kind: str = "curve") -> str:
