@@ -29,9 +29,7 @@ def check_fits(spec: ActorSpec, sim: SimSpec) -> None:
             raise ShapeError(f"{sim.name} shows no {key!r}{did_you_mean(key, sim.observation)}")
         shape = sim.observation[key].shape
         if shape != (dim,):
-            raise ShapeError(
-                f"{key!r} is {list(shape)} in {sim.name}, the policy was trained on [{dim}]; choose its task with sim="
-            )
+            raise ShapeError(f"{key!r} is {list(shape)} in {sim.name}, the policy was trained on [{dim}]; check sim=")
     if sim.action.shape != (spec.action_dim,):
         raise ShapeError(
             f"{sim.name} takes actions of {list(sim.action.shape)}, not [{spec.action_dim}]; "
