@@ -37,7 +37,7 @@ class DPPOConfig:
     critic_lr_min: float | None = None
     """As actor_lr_min."""
     lr_warmup_iterations: int = 10
-    """Iterations of linear warm-up; the actor's count starts after the critic's warm-up."""
+    """Iterations of linear warm-up, fewer than a cycle's; the actor's count starts after the critic's warm-up."""
     lr_cycle_iterations: int = 1000
     """Length of one warm-up and cosine cycle."""
     epochs: int = 10
@@ -92,6 +92,8 @@ class DPPOConfig:
             _check(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         for name in ("lr_warmup_iterations", "critic_warmup_iterations", "clip_rate", "vf_coef", "bc_coef"):
             _check(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
+        warmup, cycle = self.lr_warmup_iterations, self.lr_cycle_iterations
+        _check("lr_warmup_iterations", warmup, warmup < cycle, f"less than lr_cycle_iterations={cycle}")
         for name in ("clip_vloss", "target_kl", "max_grad_norm"):
             _check(name, getattr(self, name), getattr(self, name) is None or getattr(self, name) > 0, "more than 0")
         quantiles = self.adv_quantile_low < self.adv_quantile_high

@@ -323,6 +323,7 @@ def test_a_batch_of_another_policy_is_refused() -> None:
         ("batch_size", 0),
         ("target_kl", 0.0),
         ("adv_quantile_low", 1.0),
+        ("lr_warmup_iterations", 1000),
     ],
 )
 def test_ranges(field: str, value: float) -> None:
