@@ -10,16 +10,20 @@ import json
 import logging
 import math
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from robopo.data.files import write_text
 from robopo.errors import MissingExtraError
 
 log = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
+WANDB = "wandb.json"
+"""Holds the id of the run's Weights & Biases page."""
 
 
 class Logger(Protocol):
@@ -53,7 +57,7 @@ class RunLogger:
 
         run_dir.mkdir(parents=True, exist_ok=True)
         config = config or LoggerConfig()
-        self._wandb = _open_wandb(run_dir, config) if config.wandb else None
+        self._wandb = _open_wandb(run_dir, config, resume_step) if config.wandb else None
         path = run_dir / METRICS
         truncate_metrics(path, -1 if resume_step is None else resume_step)
         self._file = path.open("a", encoding="utf-8")
@@ -72,9 +76,12 @@ class RunLogger:
             self._wandb.log(numbers, step=step)
 
     def close(self) -> None:
-        """Flush and close all of them; callable twice."""
-        self._file.close()
-        self._board.close()
+        """Flush and close all of them; callable twice. A full disk is only a warning: close often follows an error."""
+        for output in (self._file, self._board):
+            try:
+                output.close()
+            except OSError as error:
+                log.warning("the last metrics may be missing: %s", error)
         if self._wandb is not None:
             self._wandb.finish()
             self._wandb = None
@@ -104,10 +111,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _open_wandb(run_dir: Path, config: LoggerConfig) -> Any:
+def _open_wandb(run_dir: Path, config: LoggerConfig, resume_step: int | None) -> Any:
     try:
         import wandb  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingExtraError("logger.wandb=true needs Weights & Biases; pip install 'robopo[wandb]'") from error
-    # A stable id makes a resumed run continue its own page.
-    return wandb.init(project=config.wandb_project, name=run_dir.name, id=run_dir.name, dir=run_dir, resume="allow")
+    page = _wandb_id(run_dir / WANDB, fresh=resume_step is None)
+    return wandb.init(project=config.wandb_project, name=run_dir.name, id=page, dir=run_dir, resume="allow")
+
+
+def _wandb_id(path: Path, *, fresh: bool) -> str:
+    """The page of this run: random, since folders of different runs share names; kept in ``path`` for a resume."""
+    if not fresh:
+        try:
+            return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s has no Weights & Biases id (%s); the run continues on a new page", path, error)
+    page = uuid.uuid4().hex
+    write_text(path, json.dumps({"id": page}))
+    return page

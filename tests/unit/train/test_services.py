@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import math
 import signal
+import sys
+import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +66,62 @@ def test_missing_wandb_names_the_extra(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(builtins, "__import__", no_wandb)
     with pytest.raises(MissingExtraError, match=r"robopo\[wandb\]"):
         RunLogger(tmp_path, LoggerConfig(wandb=True))
+
+
+class FakeWandb(types.ModuleType):
+    """Remembers with what ``init`` was called; stands in for the run as well."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.ids: list[str] = []
+        self.rows: list[tuple[dict[str, float], int]] = []
+
+    def init(self, **settings: Any) -> FakeWandb:
+        assert settings["resume"] == "allow"
+        self.ids.append(settings["id"])
+        return self
+
+    def log(self, row: dict[str, float], *, step: int) -> None:
+        self.rows.append((row, step))
+
+    def finish(self) -> None: ...
+
+
+def test_runs_have_their_own_wandb_page_and_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    folders = (tmp_path / "lift" / "dppo", tmp_path / "push" / "dppo")
+    for folder, resume_step in ((folders[0], None), (folders[1], None), (folders[0], 1), (folders[0], None)):
+        logger = RunLogger(folder, LoggerConfig(wandb=True), resume_step=resume_step)
+        logger.scalars({"loss": 0.5}, 2)
+        logger.close()
+    first, other, resumed, fresh = wandb.ids
+    assert resumed == first
+    assert len({first, other, fresh}) == 3
+    assert wandb.rows[0] == ({"loss": 0.5}, 2)
+
+
+def test_a_lost_wandb_id_starts_a_new_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    (tmp_path / "wandb.json").write_text("{")
+    for _ in range(2):
+        RunLogger(tmp_path, LoggerConfig(wandb=True), resume_step=1).close()
+    assert len(set(wandb.ids)) == 1
+
+
+def test_closing_on_a_full_disk_only_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    logger = RunLogger(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(logger._board, "close", full)
+        logger.close()
+    assert "No space left on device" in caplog.text
+    logger.close()
 
 
 def test_progress_prints_plain_lines_without_a_terminal() -> None:
