@@ -56,10 +56,10 @@ def save_checkpoint(
     removed and earlier checkpoints stay; a full disk is a CheckpointError that says so.
     """
     root = run_dir / "checkpoints"
-    root.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(root)
     temporary = root / f"{_TEMPORARY}{_name(step)}"
     try:
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(root)
         write_folder(temporary, step, state, write_policy=write_policy)
         folder = root / _name(step)
         if folder.exists():  # an older attempt at the same step, most likely a damaged one
@@ -215,7 +215,7 @@ def _explained(error: OSError | SafetensorError, root: Path) -> CheckpointError:
     # safetensors reports the operating system's error as text only
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
     if full:
-        free_mb = shutil.disk_usage(root).free / 2**20
+        free_mb = shutil.disk_usage(root if root.exists() else root.parent).free / 2**20
         return CheckpointError(
             f"disk full while saving to {root} ({free_mb:.0f} MB free); {kept}. Free some space and resume the run"
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,8 +83,8 @@ def train(
     """Run ``stage`` up to ``config.iterations``, from ``resume`` or from the start.
 
     A checkpoint of step n holds the state after n iterations. SIGINT and SIGTERM finish the running iteration, save and
-    return. Raises NonFiniteError with the path of a replayable dump, CheckpointError when saving fails; earlier
-    checkpoints stay usable in both cases.
+    return. Raises NonFiniteError with the path of a replayable dump, CheckpointError when saving fails, OSError when
+    the log can't be written (after an attempt to save); earlier checkpoints stay usable in all cases.
     """
     guard = NanGuard(run_dir)
     done, elapsed_s = _restore(stage, resume, run_dir) if resume is not None else (0, 0.0)
@@ -99,7 +100,8 @@ def train(
             if evaluate is not None and stop.received is None and _due(done, config.eval_every, config.iterations):
                 metrics |= evaluate(done)
             metrics["elapsed_s"] = time.monotonic() - began
-            logger.scalars(metrics, done)
+            with _saved_if_log_fails(stage, done, metrics["elapsed_s"], run_dir, config):
+                logger.scalars(metrics, done)
             progress.update(done, metrics)
             if _due(done, config.checkpoint_every, config.iterations) or stop.received is not None:
                 saved = _save(stage, done, time.monotonic() - began, run_dir, config)
@@ -117,6 +119,22 @@ def _guarded_step(stage: Stage, iteration: int, guard: NanGuard) -> dict[str, fl
         return stage.step(guard)
     except NonFiniteError as error:
         raise guard.dump(error, iteration, stage.evidence(), write_policy=stage.export) from error
+
+
+@contextmanager
+def _saved_if_log_fails(
+    stage: Stage, done: int, elapsed_s: float, run_dir: Path, config: LoopConfig
+) -> Generator[None]:
+    """A log that can't be written ends the run, but what was learned is worth more: try to save it first."""
+    try:
+        yield
+    except OSError:
+        try:
+            folder = _save(stage, done, elapsed_s, run_dir, config)
+            log.warning("the metrics of step %d can't be written; the training state is saved in %s", done, folder)
+        except CheckpointError as error:
+            log.warning("the metrics of step %d can't be written, nor its checkpoint: %s", done, error)
+        raise
 
 
 def _save(stage: Stage, done: int, elapsed_s: float, run_dir: Path, config: LoopConfig) -> Path:

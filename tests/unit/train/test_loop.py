@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import errno
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,39 @@ def test_nan_names_the_tensor_and_dumps_a_replayable_batch(tmp_path: Path) -> No
     assert torch.isnan(dump.state["batch"]["reward"][0, 1])
     assert dump.state["learner"]["algorithm"]["count"] == 3  # as it was before the update
     assert latest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step_00000002"
+
+
+class FullDisk:
+    """A logger whose disk is full from ``step`` on."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        if step >= self.step:
+            raise OSError(errno.ENOSPC, "No space left on device", METRICS)
+
+    def close(self) -> None: ...
+
+
+def test_a_log_that_cant_be_written_doesnt_lose_what_was_learned(tmp_path: Path) -> None:
+    config = LoopConfig(iterations=10, checkpoint_every=10)
+    with pytest.raises(OSError, match="No space left"):
+        train(on_policy_stage(), config, run_dir=tmp_path, logger=FullDisk(3))
+    newest = latest_checkpoint(tmp_path)
+    assert newest is not None
+    assert load_checkpoint(newest).step == 3
+    resumed, whole = on_policy_stage(), on_policy_stage()
+    run(resumed, tmp_path, 4, resume=True)
+    run(whole, tmp_path / "whole", 4)
+    assert_trees_equal(resumed.state(), whole.state())
+
+
+def test_a_failed_save_doesnt_hide_the_log_that_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    with pytest.raises(OSError, match="No space left"):
+        train(on_policy_stage(), LoopConfig(iterations=2), run_dir=tmp_path, logger=FullDisk(1))
+    assert "nor its checkpoint" in caplog.text
 
 
 def test_resume_with_another_network_is_refused(tmp_path: Path) -> None:
