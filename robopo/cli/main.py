@@ -108,19 +108,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RobopoError as error:
         return _fail(str(error))
     except OSError as error:
-        return _fail(_os_error(error))
+        return _fail(_os_error(error, training=name == "train"))
     except KeyboardInterrupt:
         return _fail("interrupted", code=130)
 
 
-def _os_error(error: OSError) -> str:
+def _os_error(error: OSError, *, training: bool) -> str:
     """A full disk, a missing permission: what, where, and what is still good."""
-    where = f" ({error.filename})" if error.filename else ""
-    advice = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the path and its permissions"
-    return (
-        f"{error.strerror or error}{where}: {advice}. Finished checkpoints are intact; "
-        "robopo train resume=<run folder> continues from the last one"
-    )
+    what = error.strerror or str(error) or type(error).__name__
+    if error.filename:
+        what += f" ({error.filename})"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what += ": free some space"
+    elif error.filename:
+        what += ": check the path and its permissions"
+    if training:
+        what += ". Finished checkpoints are intact; robopo train resume=<run folder> continues from the last one"
+    return what
 
 
 def _overview() -> str:

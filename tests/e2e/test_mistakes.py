@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,6 @@ def clone(demos: Path, tmp_path: Path, *extra: str) -> int:
 
 def copied(demos: Path, tmp_path: Path) -> tuple[Path, Path]:
     """A copy of the dataset and its one parquet file of frames."""
-    import shutil
-
     folder = shutil.copytree(demos, tmp_path / "copy")
     return folder, next((folder / "data").rglob("*.parquet"))
 
@@ -70,6 +69,29 @@ def test_a_nan_is_found_by_episode_and_frame(demos: Path, tmp_path: Path, capsys
     refused(capsys, clone(folder, tmp_path), "nan", "episode 0", "frame 2", "dy")
 
 
+def test_actions_of_another_size_in_a_dataset(demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, frames = copied(demos, tmp_path)
+    table = pq.read_table(frames)
+    short = [row[:3] for row in table["action"].to_pylist()]
+    index = table.schema.get_field_index("action")
+    pq.write_table(table.set_column(index, "action", pa.array(short, pa.list_(pa.float32(), 3))), frames)
+    refused(capsys, clone(folder, tmp_path), "action", "3", "7")
+
+
+def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
+    demos: Path, cloned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(cloned, tmp_path / "bc")
+    before = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    folder, frames = copied(demos, tmp_path)
+    pq.write_table(pq.read_table(frames).drop(["action"]), frames)
+    refused(capsys, main(["train", f"resume={run}", f"demos={folder}", "algo.steps=200"]), "action")
+    assert {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    newest = latest_checkpoint(run)
+    assert newest is not None
+    load_checkpoint(newest)
+
+
 def test_zero_demonstrations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = np.zeros((0, 17), np.float32)
     np.savez(tmp_path / "train.npz", states=empty, actions=empty[:, :7], traj_lengths=np.zeros(0, int))
@@ -90,8 +112,6 @@ def test_more_finetuned_steps_than_the_sampler_has(
 
 
 def test_a_truncated_checkpoint_is_not_used(cloned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import shutil
-
     run = shutil.copytree(cloned, tmp_path / "bc")
     newest = latest_checkpoint(run)
     assert newest is not None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import importlib
 import os
 import subprocess
 import sys
@@ -60,6 +62,35 @@ def test_mistakes_are_explained_without_a_traceback(
     monkeypatch.chdir(tmp_path)
     assert main(argv) == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "expected", "absent"),
+    [
+        ("train", OSError(errno.ENOSPC, "No space left", "run.json"), "No space left (run.json): free some", "path"),
+        ("train", OSError(errno.EACCES, "Permission denied", "x"), "resume=<run folder>", "free some"),
+        ("collect", OSError(errno.ENOSPC, "No space left", "x.parquet"), "(x.parquet): free some space", "resume="),
+        ("eval", PermissionError(errno.EACCES, "Permission denied", "out"), "check the path", "resume="),
+        ("deploy", ConnectionError(), "error: ConnectionError\n", "path"),
+    ],
+)
+def test_errors_of_the_system_take_one_line(
+    name: str,
+    error: OSError,
+    expected: str,
+    absent: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(importlib.import_module(COMMANDS[name].module), "main", fail)
+    assert main([name]) == 2
+    text = capsys.readouterr().err
+    assert expected in text
+    assert absent not in text
+    assert text.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["collect", "train", "eval", "deploy"])
