@@ -13,6 +13,10 @@ from robopo.nn.activation import Activation
 from robopo.nn.mlp import ResidualMLP
 from robopo.types import Observation
 
+OBS_CLIP = 5.0
+"""Bound on normalised observations. An object that falls off the table leaves the demonstrations' range a hundredfold;
+unbounded, the values of such states explode and drown the advantages of all the others."""
+
 
 class Normalizer(Protocol):
     """Maps physical units to about [-1, 1]; the policy's own."""
@@ -56,4 +60,4 @@ class ValueNet(nn.Module):
         x = obs[key]
         if x.shape[1:] != (self.obs_steps, size):
             raise ShapeError(f"observation {key!r} is {tuple(x.shape)}, expected [B, {self.obs_steps}, {size}]")
-        return x if self.normalizer is None else self.normalizer.apply(key, x)
+        return x if self.normalizer is None else self.normalizer.apply(key, x).clamp(-OBS_CLIP, OBS_CLIP)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from robopo.critics.value import ValueNet
 from robopo.errors import ConfigError, ShapeError
+from robopo.policies.normalizer import MinMaxNormalizer
 
 
 class Halve(nn.Module):
@@ -45,3 +46,13 @@ def test_errors_name_the_observation() -> None:
         net({"stat": torch.zeros(3, 1, 2)})
     with pytest.raises(ConfigError, match="at least one"):
         ValueNet({}, 1)
+
+
+def test_states_far_outside_the_demonstrations_dont_explode() -> None:
+    torch.manual_seed(0)
+    normalizer = MinMaxNormalizer({"state": (torch.zeros(2), torch.ones(2))})
+    critic = ValueNet({"state": 2}, 1, (16, 16, 16), normalizer)
+    edge, fallen = (critic({"state": torch.full((1, 1, 2), x)}) for x in (3.0, -700.0))
+    assert fallen.abs() < 50 and edge.isfinite().all()
+    # Beyond the bound of 5, that is x = 3, nothing changes any more.
+    torch.testing.assert_close(critic({"state": torch.full((1, 1, 2), 400.0)}), edge)
