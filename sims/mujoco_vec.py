@@ -98,10 +98,6 @@ class MujocoVec:
     def _allocate(self, num_envs: int) -> None:
         count = mujoco.mj_stateSize(self.model, mujoco.mjtState.mjSTATE_FULLPHYSICS)
         self._physics = np.zeros((num_envs, count))
-        # Written by the pool at every step, so that no step allocates: states after each substep, and sensors.
-        self._states = np.zeros((num_envs, self._substeps, count))
-        self._sensors = np.zeros((num_envs, self._substeps, self.model.nsensordata))
-        self._models = [self.model] * num_envs
         self._reference = np.zeros((num_envs, self.model.nu))  # last joint targets and gripper opening
         self._goal = np.zeros((num_envs, self.task.goal_dim))
         self._keys = np.zeros(num_envs, dtype=np.uint64)
@@ -225,7 +221,8 @@ class MujocoVec:
         # Targets travel linearly within the control step, as an arm's own interpolator moves them.
         ramp = (np.arange(1, self._substeps + 1) / self._substeps)[None, :, None]
         control = reference[:, None] + ramp * (command - reference)[:, None]
-        after = self._rolled(before, control)
+        states, _ = self._pool.rollout(self.model, self._workers, before, control)
+        after = np.asarray(states)[:, -1]
         with np.errstate(invalid="ignore"):
             bad = ~np.isfinite(after).all(axis=1) | (np.abs(after[:, self._qvel]).max(axis=1) > MAX_SPEED)
         self._physics[rows] = np.where(bad[:, None], before, after)
@@ -234,26 +231,6 @@ class MujocoVec:
             self.diverged_count += int(bad.sum())
             log.warning("physics diverged in environments %s; their episodes end here", rows[bad].tolist())
         return bad
-
-    def _rolled(self, before: NDArray[np.float64], control: NDArray[np.float64]) -> NDArray[np.float64]:
-        """States [n, nstate] after all substeps of ``control`` [n, substeps, nu] from ``before`` [n, nstate].
-
-        The pool's own checks, tiling and allocation cost more than a tenth of the physics; shapes are right by
-        construction here.
-        """
-        count, substeps = control.shape[:2]
-        states = self._states[:count]
-        self._pool.rollout(
-            self._models[:count],
-            self._workers,
-            before,
-            control,
-            nstep=substeps,
-            skip_checks=True,
-            state=states,
-            sensordata=self._sensors[:count],
-        )
-        return states[:, -1]
 
     def _checked_action(self, action: FloatArray) -> NDArray[np.float64]:
         array = np.asarray(action)
