@@ -34,8 +34,8 @@ from robopo.algos.dppo_config import CriticBatches, DPPOConfig
 from robopo.critics.value import ValueNet
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.policies.base import PolicySpec
-from robopo.policies.build import build_diffusion_policy
-from robopo.policies.chunk_policy import DiffusionPolicy, DiffusionPolicyConfig
+from robopo.policies.build import build_chunk_policy
+from robopo.policies.chunk_policy import ChunkPolicy, ChunkPolicyConfig
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig
 from robopo.types import RolloutBatch
@@ -48,15 +48,15 @@ SPEC = PolicySpec(
 )
 
 
-def make_policy() -> DiffusionPolicy:
+def make_policy() -> ChunkPolicy:
     """Fresh weights; observations and actions already in [-1, 1]."""
     bounds = {key: (-torch.ones(size), torch.ones(size)) for key, size in (*SPEC.obs.items(), ("action", 7))}
-    config = DiffusionPolicyConfig(ft_steps=FT_STEPS)
+    config = ChunkPolicyConfig(ft_steps=FT_STEPS)
     process = DiffusionConfig(num_train_steps=LEVELS)
-    return build_diffusion_policy(SPEC, DiffusionMLPConfig(), process, config, MinMaxNormalizer(bounds))
+    return build_chunk_policy(SPEC, DiffusionMLPConfig(), process, config, MinMaxNormalizer(bounds))
 
 
-def make_batch(policy: DiffusionPolicy, T: int, E: int, device: torch.device) -> RolloutBatch:
+def make_batch(policy: ChunkPolicy, T: int, E: int, device: torch.device) -> RolloutBatch:
     """A rollout with random observations, rewards and ends, and chains that the policy really sampled."""
     generator = torch.Generator(device=device).manual_seed(0)
 
@@ -80,7 +80,7 @@ def make_batch(policy: DiffusionPolicy, T: int, E: int, device: torch.device) ->
     )
 
 
-def reference_rollout(policy: DiffusionPolicy, batch: RolloutBatch) -> Rollout:
+def reference_rollout(policy: ChunkPolicy, batch: RolloutBatch) -> Rollout:
     """The same batch as the reference takes it."""
 
     def encoded(obs: Any) -> Tensor:
@@ -91,7 +91,7 @@ def reference_rollout(policy: DiffusionPolicy, batch: RolloutBatch) -> Rollout:
     return Rollout(cond=encoded(batch.obs), next_cond=encoded(batch.next_obs), chain=batch.latents, **flags)
 
 
-def make_reference(policy: DiffusionPolicy, critic: ValueNet, config: DPPOConfig) -> PublishedDPPO:
+def make_reference(policy: ChunkPolicy, critic: ValueNet, config: DPPOConfig) -> PublishedDPPO:
     """The reference on the same networks."""
     sizes = {"levels": LEVELS, "ft_steps": FT_STEPS, "action_steps": SPEC.action_steps}
     return PublishedDPPO(
@@ -99,9 +99,7 @@ def make_reference(policy: DiffusionPolicy, critic: ValueNet, config: DPPOConfig
     )
 
 
-def make_floor(
-    policy: DiffusionPolicy, critic: ValueNet, batch: RolloutBatch, config: DPPOConfig
-) -> Callable[[], None]:
+def make_floor(policy: ChunkPolicy, critic: ValueNet, batch: RolloutBatch, config: DPPOConfig) -> Callable[[], None]:
     """Forward and backward of actor and critic, as often and on as many rows as the update runs them."""
     cond = policy.encode({key: value.flatten(0, 1) for key, value in batch.obs.items()})
     x = batch.latents[..., 0, :, :].flatten(0, 1)

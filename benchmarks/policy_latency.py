@@ -6,7 +6,7 @@ Observation in, chunk out, 10 of 100 denoising steps, one torch thread, the publ
 (7 actions, chunk of 4, 23 observed numbers). Both sides normalise, denoise and unnormalise, clip the clean estimate and
 return the same chunk (checked before timing).
 
-- ours: ``DiffusionPolicy.act`` of a policy as it is built or loaded.
+- ours: ``ChunkPolicy.act`` of a policy as it is built or loaded.
 - ours, frozen: the same after ``requires_grad_(False)``, as a deployed policy is.
 - diffusers: the usual loop over ``scheduler.timesteps`` with ``scheduler.step``.
 
@@ -34,8 +34,8 @@ from torch import Tensor
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.nn.unet1d import UNet1DConfig
 from robopo.policies.base import PolicySpec
-from robopo.policies.build import NetConfig, build_diffusion_policy
-from robopo.policies.chunk_policy import ACTION, DiffusionPolicy, DiffusionPolicyConfig
+from robopo.policies.build import NetConfig, build_chunk_policy
+from robopo.policies.chunk_policy import ACTION, ChunkPolicy, ChunkPolicyConfig
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig, ProcessKind
 
@@ -48,7 +48,7 @@ NETS: dict[str, tuple[NetConfig, int]] = {
 BATCHES = (1, 64)
 
 
-def make_policy(net: NetConfig, horizon: int) -> DiffusionPolicy:
+def make_policy(net: NetConfig, horizon: int) -> ChunkPolicy:
     """Fresh weights; observations and actions already in [-1, 1]."""
     spec = PolicySpec(
         obs={"state": 9, "environment_state": 14},
@@ -58,10 +58,10 @@ def make_policy(net: NetConfig, horizon: int) -> DiffusionPolicy:
     )
     bounds = {key: (-torch.ones(size), torch.ones(size)) for key, size in (*spec.obs.items(), (ACTION, 7))}
     process = DiffusionConfig(kind=ProcessKind.DDIM, num_train_steps=TRAIN_STEPS, num_steps=STEPS)
-    return build_diffusion_policy(spec, net, process, DiffusionPolicyConfig(), MinMaxNormalizer(bounds)).eval()
+    return build_chunk_policy(spec, net, process, ChunkPolicyConfig(), MinMaxNormalizer(bounds)).eval()
 
 
-def through_diffusers(policy: DiffusionPolicy) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+def through_diffusers(policy: ChunkPolicy) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
     """The same decision by the scheduler's loop."""
     scheduler = DDIMScheduler(
         num_train_timesteps=TRAIN_STEPS,

@@ -33,7 +33,7 @@ from robopo.losses.trust_region import (
     value_loss,
 )
 from robopo.policies.base import PolicySpec
-from robopo.policies.config import DiffusionPolicyConfig, Reduce
+from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.types import DenoisingChain, Observation, RolloutBatch
 
 
@@ -41,7 +41,7 @@ class ChainPolicy(Protocol):
     """What DPPO needs of a policy: the fine-tuned network, a frozen copy, and the likelihood of denoising steps."""
 
     spec: PolicySpec
-    config: DiffusionPolicyConfig
+    config: ChunkPolicyConfig
     net: nn.Module
     frozen_net: nn.Module | None
 

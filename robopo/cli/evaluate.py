@@ -21,7 +21,7 @@ from robopo.eval.records import EvalReport
 from robopo.eval.report import CurvePoint, Film, Report
 from robopo.eval.seeds import evaluation_seeds
 from robopo.eval.video import annotate, record_episodes, write_mp4
-from robopo.policies.chunk_policy import DiffusionPolicy
+from robopo.policies.chunk_policy import ChunkPolicy
 from robopo.policies.io import load_policy, read_config
 from robopo.train.checkpoint import find_checkpoint
 from robopo.train.logger import METRICS, read_metrics
@@ -57,7 +57,7 @@ def find_policy(path: Path) -> Path:
     return find_checkpoint(path)
 
 
-def evaluate_folder(config: EvalConfig, policy: DiffusionPolicy, folder: Path) -> tuple[EvalReport, Path]:
+def evaluate_folder(config: EvalConfig, policy: ChunkPolicy, folder: Path) -> tuple[EvalReport, Path]:
     """Episodes, films and files; returns the result and its folder."""
     run_dir = folder.resolve().parents[1] if folder.parent.name == "checkpoints" else folder
     out = Path(config.out) if config.out else run_dir / "eval" / folder.name
@@ -92,7 +92,7 @@ def evaluate_folder(config: EvalConfig, policy: DiffusionPolicy, folder: Path) -
     return report, out
 
 
-def make_sim(config: EvalConfig, policy: DiffusionPolicy, num_envs: int) -> VecSim:
+def make_sim(config: EvalConfig, policy: ChunkPolicy, num_envs: int) -> VecSim:
     """The simulator of ``sim=``, or the one that the policy was trained in."""
     if config.sim is not None:
         return build(config.sim, num_envs=num_envs)
@@ -105,7 +105,7 @@ def make_sim(config: EvalConfig, policy: DiffusionPolicy, num_envs: int) -> VecS
 
 
 def film(
-    config: EvalConfig, policy: DiffusionPolicy, seeds: Sequence[int], folder: Path, options: dict[str, Any]
+    config: EvalConfig, policy: ChunkPolicy, seeds: Sequence[int], folder: Path, options: dict[str, Any]
 ) -> list[Film]:
     """Films of the first episodes; none, and a warning, where nothing can be rendered."""
     sim = make_sim(config, policy, min(len(seeds), 4))

@@ -21,8 +21,8 @@ from robopo.errors import ConfigError
 from robopo.eval.evaluate import evaluate
 from robopo.eval.seeds import SeedPurpose, evaluation_seeds
 from robopo.policies.base import PolicySpec
-from robopo.policies.build import build_diffusion_policy
-from robopo.policies.chunk_policy import DiffusionPolicy
+from robopo.policies.build import build_chunk_policy
+from robopo.policies.chunk_policy import ChunkPolicy
 from robopo.policies.io import save_policy
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.rollout.collector import Collector
@@ -47,7 +47,7 @@ def policy_spec(sim: SimSpec, config: PolicyConfig) -> PolicySpec:
     )
 
 
-def new_policy(data: DemoData, sim: SimSpec, config: PolicyConfig, device: torch.device) -> DiffusionPolicy:
+def new_policy(data: DemoData, sim: SimSpec, config: PolicyConfig, device: torch.device) -> ChunkPolicy:
     """A policy with fresh weights (torch's global generator) and the demonstrations' statistics.
 
     Raises DataError when the demonstrations don't fit the simulator.
@@ -62,19 +62,19 @@ def new_policy(data: DemoData, sim: SimSpec, config: PolicyConfig, device: torch
     normalizer = MinMaxNormalizer.fit(
         {key: x for key, x in frame_tensors(data).items() if key in {*spec.obs, "action"}}
     )
-    return build_diffusion_policy(spec, config.net, config.process, config.sampling, normalizer).to(device)
+    return build_chunk_policy(spec, config.net, config.process, config.sampling, normalizer).to(device)
 
 
 class Cloning(NamedTuple):
     """A cloning stage, and the policy that ``refresh`` sets to the averaged weights of now."""
 
     stage: CloningStage
-    averaged: DiffusionPolicy
+    averaged: ChunkPolicy
     refresh: Callable[[], None]
 
 
 def cloning_stage(
-    policy: DiffusionPolicy,
+    policy: ChunkPolicy,
     data: DemoData,
     config: BCConfig,
     *,
@@ -108,7 +108,7 @@ def cloning_stage(
     return Cloning(stage, averaged, refresh)
 
 
-def for_finetuning(policy: DiffusionPolicy, config: FinetuneConfig) -> DiffusionPolicy:
+def for_finetuning(policy: ChunkPolicy, config: FinetuneConfig) -> ChunkPolicy:
     """The same networks, exploring and scoring as ``config`` asks."""
     floor = config.std_floor or policy.config.sampling_std_floor
     sampling = dataclasses.replace(
@@ -120,14 +120,14 @@ def for_finetuning(policy: DiffusionPolicy, config: FinetuneConfig) -> Diffusion
     )
     if sampling == policy.config:
         return policy
-    changed = DiffusionPolicy(policy.spec, policy.net, policy.process, policy.normalizer, sampling)
+    changed = ChunkPolicy(policy.spec, policy.net, policy.process, policy.normalizer, sampling)
     if policy.frozen_net is not None:
         changed.frozen_net = policy.frozen_net
     return changed
 
 
 def finetuning_stage(
-    policy: DiffusionPolicy,
+    policy: ChunkPolicy,
     sim: VecSim,
     config: DPPOConfig,
     finetune: FinetuneConfig,
@@ -154,7 +154,7 @@ def finetuning_stage(
 
 
 def selection_evaluator(
-    policy: DiffusionPolicy, sim: VecSim, n: int, device: torch.device, *, before: Callable[[], None] | None = None
+    policy: ChunkPolicy, sim: VecSim, n: int, device: torch.device, *, before: Callable[[], None] | None = None
 ) -> Evaluate:
     """Success on ``n`` episodes of the seeds for choosing checkpoints, as the loop wants it.
 

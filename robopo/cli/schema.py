@@ -13,7 +13,7 @@ from robopo.errors import ConfigError
 from robopo.eval.seeds import SeedPurpose
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.nn.unet1d import UNet1DConfig
-from robopo.policies.config import DiffusionPolicyConfig, Reduce
+from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.processes.base import DiffusionConfig
 from robopo.train.logger import LoggerConfig
 from robopo.train.loop import LoopConfig
@@ -31,7 +31,7 @@ class MLPPolicyConfig:
     """Ta, rows that run before the next decision."""
     process: DiffusionConfig = field(default_factory=DiffusionConfig)
     """Noise schedule and sampler."""
-    sampling: DiffusionPolicyConfig = field(default_factory=DiffusionPolicyConfig)
+    sampling: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     """Noise floors, clips and likelihood."""
     net: DiffusionMLPConfig = field(default_factory=DiffusionMLPConfig)
     """Sizes of the network."""
@@ -49,7 +49,7 @@ class UNetPolicyConfig:
     """Ta, rows that run before the next decision."""
     process: DiffusionConfig = field(default_factory=DiffusionConfig)
     """Noise schedule and sampler."""
-    sampling: DiffusionPolicyConfig = field(default_factory=DiffusionPolicyConfig)
+    sampling: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
     """Noise floors, clips and likelihood."""
     net: UNet1DConfig = field(default_factory=UNet1DConfig)
     """Sizes of the network."""

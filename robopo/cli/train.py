@@ -27,7 +27,7 @@ from robopo.device import select_device
 from robopo.errors import CheckpointError, ConfigError
 from robopo.eval.provenance import collect_provenance
 from robopo.eval.seeds import check_training_seed
-from robopo.policies.chunk_policy import DiffusionPolicy
+from robopo.policies.chunk_policy import ChunkPolicy
 from robopo.policies.io import load_policy
 from robopo.train.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from robopo.train.logger import RunLogger
@@ -193,7 +193,7 @@ def _prepare_finetuning(
     return Prepared(stage, look, config.loop, "dppo")
 
 
-def _starting_policy(run: Run, device: torch.device) -> tuple[DiffusionPolicy, str]:
+def _starting_policy(run: Run, device: torch.device) -> tuple[ChunkPolicy, str]:
     """The policy to fine-tune; a resumed run has all of it in its own checkpoint."""
     if run.resume is not None:
         return load_policy(run.resume.folder, device), str(run.config.checkpoint)

@@ -1,4 +1,4 @@
-"""From configurations to a DiffusionPolicy: one way for new policies and for saved ones."""
+"""From configurations to a ChunkPolicy: one way for new policies and for saved ones."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from robopo.nn.denoiser import Denoiser
 from robopo.nn.mlp import DiffusionMLP, DiffusionMLPConfig
 from robopo.nn.unet1d import UNet1D, UNet1DConfig
 from robopo.policies.base import PolicySpec
-from robopo.policies.chunk_policy import DiffusionPolicy
-from robopo.policies.config import DiffusionPolicyConfig
+from robopo.policies.chunk_policy import ChunkPolicy
+from robopo.policies.config import ChunkPolicyConfig
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig
 from robopo.processes.build import build_process
@@ -21,12 +21,12 @@ def build_net(config: NetConfig, spec: PolicySpec) -> Denoiser:
     return build(config, horizon=spec.horizon, action_dim=spec.action_dim, cond_dim=spec.cond_dim)  # type: ignore[arg-type]
 
 
-def build_diffusion_policy(
+def build_chunk_policy(
     spec: PolicySpec,
     net_config: NetConfig,
     process_config: DiffusionConfig,
-    policy_config: DiffusionPolicyConfig,
+    policy_config: ChunkPolicyConfig,
     normalizer: MinMaxNormalizer,
-) -> DiffusionPolicy:
+) -> ChunkPolicy:
     """A policy on the CPU with fresh weights. Raises ConfigError when the parts contradict each other."""
-    return DiffusionPolicy(spec, build_net(net_config, spec), build_process(process_config), normalizer, policy_config)
+    return ChunkPolicy(spec, build_net(net_config, spec), build_process(process_config), normalizer, policy_config)

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from robopo.errors import ConfigError, ShapeError, did_you_mean
 from robopo.nn.denoiser import Denoiser
 from robopo.policies.base import PolicySpec
-from robopo.policies.config import DiffusionPolicyConfig, Reduce
+from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import Process, denoising_loss
 from robopo.processes.chain import Step, run_chain
 from robopo.processes.kernels import StepTable, gaussian_log_prob, step_mean
 from robopo.types import DenoisingChain, Observation
 
-__all__ = ["ACTION", "DiffusionPolicy", "DiffusionPolicyConfig", "Reduce"]
+__all__ = ["ACTION", "ChunkPolicy", "ChunkPolicyConfig", "Reduce"]
 
 ACTION = "action"
 """Key of the action's statistics in the normaliser."""
@@ -35,7 +35,7 @@ type Predict = Callable[[Tensor, int], Tensor]
 PUBLISHED_LOG_PROB_RANGE = (-5.0, 2.0)
 
 
-class DiffusionPolicy(nn.Module):
+class ChunkPolicy(nn.Module):
     """Denoises a chunk [B, H, A] given the last To observations.
 
     net: the network that learns. frozen_net: its frozen copy, None before fine-tuning. A perceptron can't tell the rows
@@ -48,14 +48,14 @@ class DiffusionPolicy(nn.Module):
         net: nn.Module,
         process: Process,
         normalizer: MinMaxNormalizer,
-        config: DiffusionPolicyConfig | None = None,
+        config: ChunkPolicyConfig | None = None,
     ) -> None:
         """normalizer: statistics of every observation of ``spec`` and of ``action``.
 
         With ``config.ft_steps`` set, fine-tuning begins at once. Raises ConfigError when the parts don't fit together.
         """
         super().__init__()
-        config = DiffusionPolicyConfig() if config is None else config
+        config = ChunkPolicyConfig() if config is None else config
         _check_parts(spec, net, normalizer)
         self.spec = spec
         self.config = config
@@ -93,7 +93,7 @@ class DiffusionPolicy(nn.Module):
         self.config = replace(self.config, ft_steps=ft_steps)
         self.frozen_net = copy.deepcopy(self.net).requires_grad_(False).eval()
 
-    def train(self, mode: bool = True) -> DiffusionPolicy:
+    def train(self, mode: bool = True) -> ChunkPolicy:
         """Set the training mode, but the frozen copy stays in evaluation mode."""
         super().train(mode)
         if self.frozen_net is not None:

@@ -18,8 +18,8 @@ class Reduce(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DiffusionPolicyConfig:
-    """Sampling, likelihood and fine-tuning of a DiffusionPolicy."""
+class ChunkPolicyConfig:
+    """Sampling, likelihood and fine-tuning of a ChunkPolicy."""
 
     ft_steps: int | None = None
     """K', sampler steps that are fine-tuned, counted from the last; 0: none. None: no fine-tuning has begun."""

@@ -28,9 +28,9 @@ from robopo.nn.activation import Activation
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.nn.unet1d import UNet1DConfig
 from robopo.policies.base import PolicySpec
-from robopo.policies.build import NetConfig, build_diffusion_policy
-from robopo.policies.chunk_policy import DiffusionPolicy
-from robopo.policies.config import DiffusionPolicyConfig, Reduce
+from robopo.policies.build import NetConfig, build_chunk_policy
+from robopo.policies.chunk_policy import ChunkPolicy
+from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig, Prediction, ProcessKind
 
@@ -46,7 +46,7 @@ _ENUMS: dict[str, type[Enum]] = {
 }
 
 
-def save_policy(folder: Path, policy: DiffusionPolicy, provenance: Mapping[str, Any]) -> None:
+def save_policy(folder: Path, policy: ChunkPolicy, provenance: Mapping[str, Any]) -> None:
     """Write ``policy`` into ``folder``; provenance: JSON values (revision, seed, data, ...).
 
     A new folder appears complete or not at all. In an existing folder each file is replaced whole, the configuration
@@ -71,7 +71,7 @@ def save_policy(folder: Path, policy: DiffusionPolicy, provenance: Mapping[str, 
         raise
 
 
-def load_policy(folder: Path, device: torch.device | str = "cpu") -> DiffusionPolicy:
+def load_policy(folder: Path, device: torch.device | str = "cpu") -> ChunkPolicy:
     """Build the policy of ``folder``, in evaluation mode, on ``device``.
 
     Raises CheckpointError when a file is missing, cut short, of another schema, or doesn't fit the configuration.
@@ -107,7 +107,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", config)
 
 
-def _describe(policy: DiffusionPolicy, weights: bytes, provenance: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(policy: ChunkPolicy, weights: bytes, provenance: Mapping[str, Any]) -> dict[str, Any]:
     net_config = getattr(policy.net, "config", None)
     kind = next((name for name, cls in _NETS.items() if isinstance(net_config, cls)), None)
     if kind is None:
@@ -125,23 +125,23 @@ def _describe(policy: DiffusionPolicy, weights: bytes, provenance: Mapping[str, 
     }
 
 
-def _build(config: Mapping[str, Any]) -> DiffusionPolicy:
+def _build(config: Mapping[str, Any]) -> ChunkPolicy:
     spec = PolicySpec(**config["spec"])
     net = dict(config["net"])
     net_config = _restore(_NETS[net.pop("kind")], net)
     # The statistics' shapes are the spec's; their values come with the weights.
     sizes = {**spec.obs, "action": spec.action_dim}
     normalizer = MinMaxNormalizer({key: (torch.zeros(n), torch.ones(n)) for key, n in sizes.items()})
-    return build_diffusion_policy(
+    return build_chunk_policy(
         spec,
         net_config,
         _restore(DiffusionConfig, config["process"]),
-        _restore(DiffusionPolicyConfig, config["policy"]),
+        _restore(ChunkPolicyConfig, config["policy"]),
         normalizer,
     )
 
 
-def _check_state(folder: Path, policy: DiffusionPolicy, state: Mapping[str, Tensor]) -> None:
+def _check_state(folder: Path, policy: ChunkPolicy, state: Mapping[str, Tensor]) -> None:
     expected = {name: list(value.shape) for name, value in policy.state_dict().items()}
     found = {name: list(value.shape) for name, value in state.items()}
     if missing := sorted(expected.keys() - found.keys()):

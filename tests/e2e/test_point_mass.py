@@ -14,8 +14,8 @@ from robopo.algos.dppo_config import DPPOConfig
 from robopo.critics.value import ValueNet
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.policies.base import PolicySpec
-from robopo.policies.build import build_diffusion_policy
-from robopo.policies.chunk_policy import DiffusionPolicy, DiffusionPolicyConfig
+from robopo.policies.build import build_chunk_policy
+from robopo.policies.chunk_policy import ChunkPolicy, ChunkPolicyConfig
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig
 from robopo.rollout.collector import Collector
@@ -58,18 +58,18 @@ def demonstrations(episodes: int, error_rad: float) -> tuple[dict[str, Tensor], 
     return entries, torch.from_numpy(np.concatenate(chunks)).float()
 
 
-def clone(seed: int) -> DiffusionPolicy:
+def clone(seed: int) -> ChunkPolicy:
     obs, action = demonstrations(300, error_rad=0.15)
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     normalizer = MinMaxNormalizer.fit(
         {key: value.flatten(0, 1) for key, value in obs.items()} | {"action": action.flatten(0, 1)}
     )
-    policy = build_diffusion_policy(
+    policy = build_chunk_policy(
         SPEC,
         DiffusionMLPConfig(hidden=(64, 64, 64), time_dim=8),
         DiffusionConfig(num_train_steps=10),
-        DiffusionPolicyConfig(),
+        ChunkPolicyConfig(),
         normalizer,
     )
     optimizer = torch.optim.Adam(policy.net.parameters(), lr=2e-3)
@@ -84,7 +84,7 @@ def clone(seed: int) -> DiffusionPolicy:
     return policy
 
 
-def success_rate(policy: DiffusionPolicy) -> float:
+def success_rate(policy: ChunkPolicy) -> float:
     """Of the deterministic policy, on 200 fixed episodes."""
     sim = PointMass(200, max_episode_steps=MAX_STEPS)
     obs, generator = sim.reset(99), torch.Generator().manual_seed(1)
@@ -99,7 +99,7 @@ def success_rate(policy: DiffusionPolicy) -> float:
     return float(reached.mean())
 
 
-def fine_tune(policy: DiffusionPolicy, ft_steps: int, iterations: int, seed: int) -> None:
+def fine_tune(policy: ChunkPolicy, ft_steps: int, iterations: int, seed: int) -> None:
     policy.begin_finetuning(ft_steps)
     torch.manual_seed(seed)
     critic = ValueNet(SPEC.obs, SPEC.obs_steps, (64, 64, 64), policy.normalizer)

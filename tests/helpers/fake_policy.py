@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopo.policies.config import DiffusionPolicyConfig
+from robopo.policies.config import ChunkPolicyConfig
 from robopo.types import DenoisingChain, Observation
 
 
@@ -33,7 +33,7 @@ class FakePolicy(nn.Module):
         super().__init__()
         self.spec = spec or FakeSpec()
         self.ft_steps, self.std = ft_steps, 0.1
-        self.config = DiffusionPolicyConfig()
+        self.config = ChunkPolicyConfig()
         self.seen: list[tuple[int, ...]] = []
         inputs = self.spec.obs_steps * sum(self.spec.obs.values()) + self.spec.horizon * self.spec.action_dim + 1
         outputs = self.spec.horizon * self.spec.action_dim

@@ -13,9 +13,9 @@ from robopo.algos.bc import BC, BCConfig
 from robopo.errors import ConfigError
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.policies.base import PolicySpec
-from robopo.policies.build import build_diffusion_policy
-from robopo.policies.chunk_policy import DiffusionPolicy
-from robopo.policies.config import DiffusionPolicyConfig
+from robopo.policies.build import build_chunk_policy
+from robopo.policies.chunk_policy import ChunkPolicy
+from robopo.policies.config import ChunkPolicyConfig
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig, ProcessKind
 from robopo.train.tree import decode_tree, encode_tree
@@ -24,14 +24,14 @@ SPEC = PolicySpec(obs={"state": 1}, action_dim=1, action_names=("x",), horizon=2
 CONFIG = BCConfig(lr=1e-2, min_lr=1e-3, warmup_steps=4, steps=40, batch_size=32)
 
 
-def make_policy() -> DiffusionPolicy:
+def make_policy() -> ChunkPolicy:
     torch.manual_seed(0)
     bounds = {"state": (-torch.ones(1), torch.ones(1)), "action": (-torch.ones(1), torch.ones(1))}
-    return build_diffusion_policy(
+    return build_chunk_policy(
         SPEC,
         DiffusionMLPConfig(hidden=(32, 32, 32)),
         DiffusionConfig(kind=ProcessKind.DDIM, num_train_steps=20, num_steps=5),
-        DiffusionPolicyConfig(),
+        ChunkPolicyConfig(),
         MinMaxNormalizer(bounds),
     )
 

@@ -15,7 +15,7 @@ from robopo.algos.dppo_config import CriticBatches, DPPOConfig, DPPOMetrics
 from robopo.critics.value import ValueNet
 from robopo.errors import ConfigError, NonFiniteError, ShapeError
 from robopo.losses.gae import gae
-from robopo.policies.config import DiffusionPolicyConfig, Reduce
+from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.rollout.collector import Collector
 from robopo.train.metrics import to_scalars
 from robopo.types import RolloutBatch
@@ -233,7 +233,7 @@ def test_joint_and_per_dimension_kl() -> None:
     assert metrics.approx_kl == metrics.approx_kl_per_dim
     assert metrics.approx_kl_joint / metrics.approx_kl_per_dim == pytest.approx(16.0, rel=0.2)
     algo, collector = make(dataclasses.replace(CONFIG, actor_lr=1e-3))
-    algo.policy.config = DiffusionPolicyConfig(reduce=Reduce.SUM)
+    algo.policy.config = ChunkPolicyConfig(reduce=Reduce.SUM)
     again = DPPO(algo.policy, algo.critic, algo.config)
     metrics = step(again, collector)
     assert metrics.approx_kl == metrics.approx_kl_joint

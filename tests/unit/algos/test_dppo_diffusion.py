@@ -14,8 +14,8 @@ from robopo.algos.dppo_config import CriticBatches, DPPOConfig
 from robopo.critics.value import ValueNet
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.policies.base import PolicySpec
-from robopo.policies.build import build_diffusion_policy
-from robopo.policies.chunk_policy import DiffusionPolicy, DiffusionPolicyConfig, Reduce
+from robopo.policies.build import build_chunk_policy
+from robopo.policies.chunk_policy import ChunkPolicy, ChunkPolicyConfig, Reduce
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig, ProcessKind
 from robopo.rollout.collector import Collector
@@ -36,9 +36,7 @@ WHOLE = DPPOConfig(
 )
 
 
-def make_policy(
-    ft_steps: int, process: DiffusionConfig = DDPM, config: DiffusionPolicyConfig | None = None
-) -> DiffusionPolicy:
+def make_policy(ft_steps: int, process: DiffusionConfig = DDPM, config: ChunkPolicyConfig | None = None) -> ChunkPolicy:
     torch.manual_seed(0)
     spec = PolicySpec(
         obs={"state": 2, "environment_state": 2},
@@ -52,18 +50,18 @@ def make_policy(
     )
     bounds = {"state": 1.0, "environment_state": 0.8, "action": 1.0}
     normalizer = MinMaxNormalizer({key: (-torch.full((2,), b), torch.full((2,), b)) for key, b in bounds.items()})
-    policy = build_diffusion_policy(
+    policy = build_chunk_policy(
         spec,
         DiffusionMLPConfig(hidden=(32, 32, 32), time_dim=8),
         process,
-        config or DiffusionPolicyConfig(),
+        config or ChunkPolicyConfig(),
         normalizer,
     )
     policy.begin_finetuning(ft_steps)
     return policy
 
 
-def make(policy: DiffusionPolicy, config: DPPOConfig) -> tuple[DPPO, RolloutBatch]:
+def make(policy: ChunkPolicy, config: DPPOConfig) -> tuple[DPPO, RolloutBatch]:
     torch.manual_seed(1)
     critic = ValueNet(policy.spec.obs, policy.spec.obs_steps, (16, 16, 16), policy.normalizer)
     sim = PointMass(6, max_episode_steps=7, radius=0.75, terminate_on_success=False)
@@ -115,7 +113,7 @@ def test_one_minibatch_equals_the_published_algorithm() -> None:
 @pytest.mark.parametrize("process", [DDPM, DDIM])
 @pytest.mark.parametrize("reduce", list(Reduce))
 def test_a_fresh_batch_has_ratio_one_and_a_gradient(process: DiffusionConfig, reduce: Reduce) -> None:
-    algo, batch = make(make_policy(3, process, DiffusionPolicyConfig(reduce=reduce)), WHOLE)
+    algo, batch = make(make_policy(3, process, ChunkPolicyConfig(reduce=reduce)), WHOLE)
     metrics = update(algo, batch)
     assert metrics.ratio_mean == pytest.approx(1.0, abs=1e-5)
     assert metrics.approx_kl_joint < 1e-6
@@ -126,8 +124,7 @@ def test_a_fresh_batch_has_ratio_one_and_a_gradient(process: DiffusionConfig, re
 def test_published_clamps_touch_no_fresh_sample() -> None:
     """At std .1 a draw within 3 sigma scores between -3.12 and 1.38, inside [-5, 2]: no pair loses its gradient."""
     batches = [
-        make(make_policy(3, config=DiffusionPolicyConfig(compat_published=compat)), WHOLE)[1]
-        for compat in (True, False)
+        make(make_policy(3, config=ChunkPolicyConfig(compat_published=compat)), WHOLE)[1] for compat in (True, False)
     ]
     assert batches[0].log_probs.equal(batches[1].log_probs)
 

@@ -11,21 +11,21 @@ from robopo.cli.schema import TRAIN, FinetuneConfig
 from robopo.errors import ConfigError
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.policies.base import PolicySpec
-from robopo.policies.build import build_diffusion_policy
-from robopo.policies.chunk_policy import DiffusionPolicy
-from robopo.policies.config import DiffusionPolicyConfig, Reduce
+from robopo.policies.build import build_chunk_policy
+from robopo.policies.chunk_policy import ChunkPolicy
+from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig
 
 
-def tiny_policy() -> DiffusionPolicy:
+def tiny_policy() -> ChunkPolicy:
     spec = PolicySpec(
         obs={"state": 2}, action_dim=1, action_names=("a",), obs_steps=1, horizon=2, action_steps=2, control_hz=20.0,
         action_mode="joint_delta", task="reach",
     )  # fmt: skip
     normalizer = MinMaxNormalizer({"state": (torch.zeros(2), torch.ones(2)), "action": (torch.zeros(1), torch.ones(1))})
     net, process = DiffusionMLPConfig(hidden=(8, 8, 8)), DiffusionConfig(num_train_steps=4)
-    return build_diffusion_policy(spec, net, process, DiffusionPolicyConfig(), normalizer)
+    return build_chunk_policy(spec, net, process, ChunkPolicyConfig(), normalizer)
 
 
 def test_finetuning_changes_what_it_is_asked_to_and_nothing_else() -> None:

@@ -8,8 +8,8 @@ from robopo.deploy.checkpoint_spec import read_policy_spec
 from robopo.deploy.policy_process import load_checkpoint
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.policies.base import PolicySpec
-from robopo.policies.build import build_diffusion_policy
-from robopo.policies.config import DiffusionPolicyConfig
+from robopo.policies.build import build_chunk_policy
+from robopo.policies.config import ChunkPolicyConfig
 from robopo.policies.io import save_policy
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig
@@ -20,8 +20,8 @@ SPEC = PolicySpec({"state": 4, "environment_state": 3}, 2, ("a", "b"), obs_steps
 @pytest.fixture
 def folder(tmp_path):
     data = {"state": torch.randn(9, 4), "environment_state": torch.randn(9, 3), "action": torch.randn(9, 2)}
-    policy = build_diffusion_policy(
-        SPEC, DiffusionMLPConfig(), DiffusionConfig(), DiffusionPolicyConfig(), MinMaxNormalizer.fit(data)
+    policy = build_chunk_policy(
+        SPEC, DiffusionMLPConfig(), DiffusionConfig(), ChunkPolicyConfig(), MinMaxNormalizer.fit(data)
     )
     save_policy(tmp_path / "policy", policy, {})
     return tmp_path / "policy"

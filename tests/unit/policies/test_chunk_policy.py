@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from robopo.errors import ConfigError, ShapeError
 from robopo.policies.base import PolicySpec
-from robopo.policies.chunk_policy import DiffusionPolicy
-from robopo.policies.config import DiffusionPolicyConfig, Reduce
+from robopo.policies.chunk_policy import ChunkPolicy
+from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.processes.kernels import step_mean
 
 from .toy import DDIM_5, DDPM_20, MLP, SPEC, UNET, make_obs, make_policy, rng
 
-FREE = DiffusionPolicyConfig(randn_clip=100.0, denoised_clip=None)
+FREE = ChunkPolicyConfig(randn_clip=100.0, denoised_clip=None)
 
 
 def perturb(module: nn.Module, scale: float = 0.05) -> None:
@@ -26,7 +26,7 @@ def perturb(module: nn.Module, scale: float = 0.05) -> None:
             p.add_(scale * torch.randn_like(p))
 
 
-def count_calls(policy: DiffusionPolicy) -> dict[str, int]:
+def count_calls(policy: ChunkPolicy) -> dict[str, int]:
     """Count steps of both networks, by either way of asking them."""
     calls = {"net": 0, "frozen_net": 0}
     for name in calls:
@@ -156,7 +156,7 @@ def test_frozen_weights_change_the_early_steps_only():
 
 @pytest.mark.parametrize("reduce", list(Reduce))
 def test_log_prob_is_that_of_torch_over_executed_rows(reduce):
-    policy = make_policy(config=DiffusionPolicyConfig(reduce=reduce))
+    policy = make_policy(config=ChunkPolicyConfig(reduce=reduce))
     policy.begin_finetuning(3)
     obs = make_obs()
     _, chain = policy.sample_chain(obs, generator=rng())
@@ -175,7 +175,7 @@ def test_log_prob_is_that_of_torch_over_executed_rows(reduce):
 def test_mean_and_sum_are_one_joint_density():
     """With every row executed, D times the mean is the joint log-density of the step."""
     spec = PolicySpec(obs=SPEC.obs, action_dim=2, action_names=("x", "y"), obs_steps=2, horizon=4, action_steps=4)
-    mean, total = (make_policy(config=DiffusionPolicyConfig(reduce=r), spec=spec) for r in (Reduce.MEAN, Reduce.SUM))
+    mean, total = (make_policy(config=ChunkPolicyConfig(reduce=r), spec=spec) for r in (Reduce.MEAN, Reduce.SUM))
     for policy in (mean, total):
         policy.begin_finetuning(5)
     _, chain = mean.sample_chain(make_obs(), generator=rng())
@@ -211,7 +211,7 @@ def test_one_floor_for_sampling_and_scoring():
 
 
 def test_published_scoring_clamps_elements():
-    config = DiffusionPolicyConfig(sampling_std_floor=0.04, logprob_std_floor=0.01, compat_published=True)
+    config = ChunkPolicyConfig(sampling_std_floor=0.04, logprob_std_floor=0.01, compat_published=True)
     policy = make_policy(config=config)
     policy.begin_finetuning(1)
     obs = make_obs()
@@ -226,7 +226,7 @@ def test_published_scoring_clamps_elements():
 
 
 def test_final_clip_is_stored_and_scored():
-    policy = make_policy(config=DiffusionPolicyConfig(final_action_clip=0.05))
+    policy = make_policy(config=ChunkPolicyConfig(final_action_clip=0.05))
     policy.begin_finetuning(2)
     _, chain = policy.sample_chain(make_obs(), generator=rng())
     assert chain.latents[:, -1].abs().max() <= 0.05
@@ -267,7 +267,7 @@ def test_encoding_is_sorted_normalised_and_flat_in_time():
     assert cond.shape == (5, 10)
     rows = [policy.normalizer.apply(key, obs[key]) for key in ("environment_state", "state")]
     torch.testing.assert_close(cond[:, 5:], torch.cat(rows, -1)[:, 1])
-    clipped = make_policy(config=DiffusionPolicyConfig(obs_clip=0.1)).encode(obs)
+    clipped = make_policy(config=ChunkPolicyConfig(obs_clip=0.1)).encode(obs)
     assert torch.equal(clipped, cond.clamp(-0.1, 0.1))
 
 
@@ -301,11 +301,11 @@ def test_more_fine_tuned_steps_than_the_sampler_has():
     with pytest.raises(ConfigError, match=r"ft_steps=6.*5 steps"):
         make_policy().begin_finetuning(6)
     with pytest.raises(ConfigError, match=r"ft_steps=6.*5 steps"):
-        make_policy(config=DiffusionPolicyConfig(ft_steps=6))
+        make_policy(config=ChunkPolicyConfig(ft_steps=6))
 
 
 def test_fine_tuning_begins_once():
-    policy = make_policy(config=DiffusionPolicyConfig(ft_steps=2))
+    policy = make_policy(config=ChunkPolicyConfig(ft_steps=2))
     frozen = policy.frozen_net
     policy.begin_finetuning(2)
     assert policy.frozen_net is frozen
@@ -318,10 +318,10 @@ def test_parts_that_do_not_fit_are_refused():
     policy = make_policy()
     wide = dataclasses.replace(SPEC, horizon=8)
     with pytest.raises(ConfigError, match=r"\(4, 2, 10\).*\(8, 2, 10\)"):
-        DiffusionPolicy(wide, policy.net, policy.process, policy.normalizer)
+        ChunkPolicy(wide, policy.net, policy.process, policy.normalizer)
     with pytest.raises(ConfigError, match="'goal'"):
         make = PolicySpec(obs={"goal": 5}, action_dim=2, action_names=("x", "y"))
-        DiffusionPolicy(make, policy.net, policy.process, policy.normalizer)
+        ChunkPolicy(make, policy.net, policy.process, policy.normalizer)
 
 
 def test_any_network_may_denoise():
@@ -330,7 +330,7 @@ def test_any_network_may_denoise():
             return torch.zeros_like(x)
 
     policy = make_policy()
-    other = DiffusionPolicy(SPEC, Zero(), policy.process, policy.normalizer)
+    other = ChunkPolicy(SPEC, Zero(), policy.process, policy.normalizer)
     assert other.act(make_obs()).shape == (5, 4, 2)
 
 
@@ -346,7 +346,7 @@ def test_any_network_may_denoise():
 )
 def test_bad_configurations_are_refused(bad, message):
     with pytest.raises(ConfigError, match=message):
-        DiffusionPolicyConfig(**bad)
+        ChunkPolicyConfig(**bad)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from robopo.errors import CheckpointError
 from robopo.policies import io
-from robopo.policies.config import DiffusionPolicyConfig, Reduce
+from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.policies.io import load_policy, read_config, save_policy
 
 from .toy import DDIM_5, DDPM_20, MLP, UNET, make_obs, make_policy, rng
@@ -21,7 +21,7 @@ from .toy import DDIM_5, DDPM_20, MLP, UNET, make_obs, make_policy, rng
 @pytest.mark.parametrize("process", [DDIM_5, DDPM_20])
 @pytest.mark.parametrize("ft_steps", [None, 0, 3])
 def test_a_loaded_policy_acts_and_scores_the_same(tmp_path, net, process, ft_steps):
-    policy = make_policy(net, process, DiffusionPolicyConfig(ft_steps=ft_steps, reduce=Reduce.SUM, obs_clip=5.0))
+    policy = make_policy(net, process, ChunkPolicyConfig(ft_steps=ft_steps, reduce=Reduce.SUM, obs_clip=5.0))
     with torch.no_grad():
         for p in policy.net.parameters():
             p.add_(0.05 * torch.randn_like(p))

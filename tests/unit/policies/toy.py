@@ -8,9 +8,9 @@ from torch import Tensor
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.nn.unet1d import UNet1DConfig
 from robopo.policies.base import PolicySpec
-from robopo.policies.build import NetConfig, build_diffusion_policy
-from robopo.policies.chunk_policy import DiffusionPolicy
-from robopo.policies.config import DiffusionPolicyConfig
+from robopo.policies.build import NetConfig, build_chunk_policy
+from robopo.policies.chunk_policy import ChunkPolicy
+from robopo.policies.config import ChunkPolicyConfig
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig, ProcessKind
 
@@ -32,18 +32,16 @@ DDIM_5 = DiffusionConfig(kind=ProcessKind.DDIM, num_train_steps=20, num_steps=5)
 def make_policy(
     net: NetConfig = MLP,
     process: DiffusionConfig = DDIM_5,
-    config: DiffusionPolicyConfig | None = None,
+    config: ChunkPolicyConfig | None = None,
     *,
     spec: PolicySpec = SPEC,
     seed: int = 0,
-) -> DiffusionPolicy:
+) -> ChunkPolicy:
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(7)
     data = {key: 3.0 * torch.randn(50, size, generator=generator) + 1.0 for key, size in spec.obs.items()}
     data["action"] = 0.2 * torch.randn(50, spec.action_dim, generator=generator)
-    return build_diffusion_policy(
-        spec, net, process, config or DiffusionPolicyConfig(), MinMaxNormalizer.fit(data)
-    ).eval()
+    return build_chunk_policy(spec, net, process, config or ChunkPolicyConfig(), MinMaxNormalizer.fit(data)).eval()
 
 
 def make_obs(batch: int = 5, seed: int = 1) -> dict[str, Tensor]:
