@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from robopo.nn.denoiser import Denoiser
+from robopo.nn.dit import DiT, DiTConfig
 from robopo.nn.mlp import DiffusionMLP, DiffusionMLPConfig
 from robopo.nn.unet1d import UNet1D, UNet1DConfig
 from robopo.policies.base import PolicySpec
@@ -12,13 +13,19 @@ from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig
 from robopo.processes.build import build_process
 
-type NetConfig = DiffusionMLPConfig | UNet1DConfig
+type NetConfig = DiffusionMLPConfig | UNet1DConfig | DiTConfig
 
 
 def build_net(config: NetConfig, spec: PolicySpec) -> Denoiser:
     """The network that ``config`` describes, of the sizes that ``spec`` asks for, with fresh weights."""
-    build = DiffusionMLP if isinstance(config, DiffusionMLPConfig) else UNet1D
-    return build(config, horizon=spec.horizon, action_dim=spec.action_dim, cond_dim=spec.cond_dim)  # type: ignore[arg-type]
+    sizes = {"horizon": spec.horizon, "action_dim": spec.action_dim, "cond_dim": spec.cond_dim}
+    match config:
+        case DiffusionMLPConfig():
+            return DiffusionMLP(config, **sizes)
+        case UNet1DConfig():
+            return UNet1D(config, **sizes)
+        case DiTConfig():
+            return DiT(config, **sizes)
 
 
 def build_chunk_policy(

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from robopo.errors import CheckpointError, RobopoError
 from robopo.nn.activation import Activation
+from robopo.nn.dit import DiTConfig
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.nn.unet1d import UNet1DConfig
 from robopo.policies.base import PolicySpec
@@ -37,7 +38,7 @@ from robopo.processes.base import DiffusionConfig, Prediction, ProcessKind
 SCHEMA = "robopo.policy/1"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
-_NETS: dict[str, type[NetConfig]] = {"diffusion_mlp": DiffusionMLPConfig, "unet1d": UNet1DConfig}
+_NETS: dict[str, type[NetConfig]] = {"diffusion_mlp": DiffusionMLPConfig, "unet1d": UNet1DConfig, "dit": DiTConfig}
 _ENUMS: dict[str, type[Enum]] = {
     "activation": Activation,
     "kind": ProcessKind,

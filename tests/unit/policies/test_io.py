@@ -10,14 +10,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from robopo.errors import CheckpointError
+from robopo.nn.dit import DiTConfig
 from robopo.policies import io
 from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.policies.io import load_policy, read_config, save_policy
 
 from .toy import DDIM_5, DDPM_20, MLP, UNET, make_obs, make_policy, rng
 
+DIT = DiTConfig(width=8, depth=2, heads=2, state_hidden=(6,))
 
-@pytest.mark.parametrize("net", [MLP, UNET])
+
+@pytest.mark.parametrize("net", [MLP, UNET, DIT])
 @pytest.mark.parametrize("process", [DDIM_5, DDPM_20])
 @pytest.mark.parametrize("ft_steps", [None, 0, 3])
 def test_a_loaded_policy_acts_and_scores_the_same(tmp_path, net, process, ft_steps):
