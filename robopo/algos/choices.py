@@ -160,7 +160,10 @@ class Advantages(NamedTuple):
 class AdvantageEstimator(Protocol):
     """Credit of each decision."""
 
-    rollout: RolloutKind
+    @property
+    def rollout(self) -> RolloutKind:
+        """How the batches have to be collected."""
+        ...
 
     def __call__(self, batch: RolloutBatch, reward: Tensor, value: Tensor, next_value: Tensor) -> Advantages:
         """Reward [T, E]: the batch's, perhaps scaled; value, next_value [T, E]."""
