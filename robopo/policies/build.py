@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from robopo.errors import ConfigError
 from robopo.nn.denoiser import Denoiser
 from robopo.nn.dit import DiT, DiTConfig
 from robopo.nn.mlp import DiffusionMLP, DiffusionMLPConfig
@@ -10,15 +13,17 @@ from robopo.policies.base import PolicySpec
 from robopo.policies.chunk_policy import ChunkPolicy
 from robopo.policies.config import ChunkPolicyConfig
 from robopo.policies.normalizer import MinMaxNormalizer
-from robopo.processes.base import DiffusionConfig
-from robopo.processes.build import build_process
+from robopo.processes.build import ProcessConfig, build_process
 
 type NetConfig = DiffusionMLPConfig | UNet1DConfig | DiTConfig
 
 
-def build_net(config: NetConfig, spec: PolicySpec) -> Denoiser:
-    """The network that ``config`` describes, of the sizes that ``spec`` asks for, with fresh weights."""
-    sizes = {"horizon": spec.horizon, "action_dim": spec.action_dim, "cond_dim": spec.cond_dim}
+def build_net(config: NetConfig, spec: PolicySpec, extra_cond: int = 0) -> Denoiser:
+    """The network that ``config`` describes, of the sizes that ``spec`` asks for, with fresh weights.
+
+    extra_cond: numbers that the process appends to the condition.
+    """
+    sizes = {"horizon": spec.horizon, "action_dim": spec.action_dim, "cond_dim": spec.cond_dim + extra_cond}
     match config:
         case DiffusionMLPConfig():
             return DiffusionMLP(config, **sizes)
@@ -31,9 +36,26 @@ def build_net(config: NetConfig, spec: PolicySpec) -> Denoiser:
 def build_chunk_policy(
     spec: PolicySpec,
     net_config: NetConfig,
-    process_config: DiffusionConfig,
+    process_config: ProcessConfig,
     policy_config: ChunkPolicyConfig,
     normalizer: MinMaxNormalizer,
 ) -> ChunkPolicy:
     """A policy on the CPU with fresh weights. Raises ConfigError when the parts contradict each other."""
-    return ChunkPolicy(spec, build_net(net_config, spec), build_process(process_config), normalizer, policy_config)
+    process = build_process(process_config)
+    return ChunkPolicy(spec, build_net(net_config, spec, process.extra_cond), process, normalizer, policy_config)
+
+
+def with_num_steps(policy: ChunkPolicy, num_steps: int) -> ChunkPolicy:
+    """The same networks under a sampler of ``num_steps`` steps; ``policy`` itself is left as it is.
+
+    Raises ConfigError where the process can't (DDPM visits every step) or fine-tuning has begun with other steps.
+    """
+    if num_steps == policy.process.num_steps:
+        return policy
+    if policy.config.ft_steps is not None:
+        raise ConfigError(
+            f"num_steps={num_steps}, but the policy was fine-tuned with {policy.process.num_steps} sampler steps; "
+            "leave it at that number"
+        )
+    process = build_process(replace(policy.process.config, num_steps=num_steps)).to(policy.process.timesteps.device)
+    return ChunkPolicy(policy.spec, policy.net, process, policy.normalizer, policy.config)

@@ -1,14 +1,14 @@
-"""Diffusion policies over action chunks, and the likelihood of their denoising steps.
+"""Diffusion and flow policies over action chunks, and the likelihood of their denoising steps.
 
 Ren et al. 2024 (DPPO), arXiv 2409.00588. Step k = 0 is the noisiest of the sampler's S steps. After
 ``begin_finetuning(K')`` the last K' steps (i = k - (S - K') = 0..K'-1) use the trained network, the others a frozen
-copy of the pre-trained one.
+copy of the pre-trained one. While exploring, step k draws from N(mean, sd^2) of the tables of ``exploration``; the same
+tables score it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,20 +16,24 @@ from torch import Tensor, nn
 
 from robopo.errors import ConfigError, ShapeError, did_you_mean
 from robopo.nn.denoiser import Denoiser
+from robopo.nn.noise_net import NoiseNet
 from robopo.policies.base import PolicySpec
+from robopo.policies.chain_recorder import ChainRecorder
 from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.policies.normalizer import MinMaxNormalizer
-from robopo.processes.base import Process, denoising_loss
-from robopo.processes.chain import Step, run_chain
+from robopo.policies.predictor import Predict, predictor
+from robopo.processes.base import Process
+from robopo.processes.chain import run_chain
+from robopo.processes.exploration import Exploration, exploration_steps, own_steps
+from robopo.processes.flow import Flow, shortcut_target
 from robopo.processes.kernels import StepTable, gaussian_log_prob, step_mean
-from robopo.types import DenoisingChain, Observation
+from robopo.processes.transitions import LearnedNoise
+from robopo.types import DenoisingChain, Moments, Observation
 
 __all__ = ["ACTION", "ChunkPolicy", "ChunkPolicyConfig", "Reduce"]
 
 ACTION = "action"
 """Key of the action's statistics in the normaliser."""
-
-type Predict = Callable[[Tensor, int], Tensor]
 
 # Bounds on elementwise log-probabilities in the published code (Ren et al. 2024, release v0.8).
 PUBLISHED_LOG_PROB_RANGE = (-5.0, 2.0)
@@ -56,15 +60,16 @@ class ChunkPolicy(nn.Module):
         """
         super().__init__()
         config = ChunkPolicyConfig() if config is None else config
-        _check_parts(spec, net, normalizer)
+        _check_parts(spec, net, normalizer, process)
         self.spec = spec
         self.config = config
         self.net = net
         self.frozen_net: nn.Module | None = None
+        self.noise_net: NoiseNet | None = None
         self.process = process
         self.normalizer = normalizer
-        self._explore_steps = process.train_steps.with_std_floor(config.sampling_std_floor)
-        self._score_steps = process.train_steps.with_std_floor(config.logprob_std_floor)
+        self.exploration: Exploration | None = None
+        self._steps = own_steps(process, config.sampling_std_floor, config.logprob_std_floor)
         if config.ft_steps is not None:
             self.config = replace(config, ft_steps=None)
             self.begin_finetuning(config.ft_steps)
@@ -74,11 +79,27 @@ class ChunkPolicy(nn.Module):
         """K', 0 before ``begin_finetuning``."""
         return self.config.ft_steps or 0
 
-    def begin_finetuning(self, ft_steps: int) -> None:
+    @property
+    def has_moments(self) -> bool:
+        """Every step is a Gaussian."""
+        return True
+
+    @property
+    def ft_active(self) -> tuple[bool, ...]:
+        """Which fine-tuned steps have a likelihood."""
+        return self._steps.active[self.process.num_steps - self.ft_steps :]
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters of ``net``, and of the noise network if there is one."""
+        noise = [] if self.noise_net is None else list(self.noise_net.parameters())
+        return [*self.net.parameters(), *noise]
+
+    def begin_finetuning(self, ft_steps: int, exploration: Exploration | None = None) -> None:
         """Freeze a copy of ``net`` for the first S - K' steps; ``net`` keeps the last ``ft_steps`` (K').
 
-        0: ``net`` is never used, the policy acts as it does now. Asking again for the same K' changes nothing.
-        Raises ConfigError when K' is not in 0..S, or differs from the one in force.
+        0: ``net`` is never used, the policy acts as it does now. Asking again for the same K' changes nothing but the
+        exploration; None leaves that as it is: the process's own noise, with the config's floors.
+        Raises ConfigError when K' is not in 0..S, or differs from the one in force, or the exploration doesn't suit.
         """
         S = self.process.num_steps
         if not 0 <= ft_steps <= S:
@@ -88,10 +109,29 @@ class ChunkPolicy(nn.Module):
                 f"ft_steps={ft_steps}, but this policy is already fine-tuned on its last {self.config.ft_steps} steps, "
                 "and its base covers the others; use that number or start from the pre-trained policy"
             )
+        if exploration is not None:
+            self._explore_with(exploration, ft_steps)
         if self.config.ft_steps == ft_steps:
             return
         self.config = replace(self.config, ft_steps=ft_steps)
         self.frozen_net = copy.deepcopy(self.net).requires_grad_(False).eval()
+
+    def _explore_with(self, exploration: Exploration, ft_steps: int) -> None:
+        device = self.process.timesteps.device
+        self._steps = exploration_steps(self.process, exploration, ft_steps).to(device)
+        self.exploration = exploration
+        kernel = exploration.kernel
+        self.noise_net = None
+        if isinstance(kernel, LearnedNoise):
+            sizes = (self.spec.cond_dim, self.spec.horizon, self.spec.action_dim)
+            self.noise_net = NoiseNet(*sizes, low=kernel.low, high=kernel.high, hidden=kernel.hidden).to(device)
+
+    def end_iteration(self, done: int) -> None:
+        """After ``done`` iterations of fine-tuning: move the bounds of a learned noise as its schedule says."""
+        if self.noise_net is not None and self.exploration is not None:
+            kernel = self.exploration.kernel
+            if isinstance(kernel, LearnedNoise):
+                self.noise_net.set_upper_bound(kernel.upper_bound(done))
 
     def train(self, mode: bool = True) -> ChunkPolicy:
         """Set the training mode, but the frozen copy stays in evaluation mode."""
@@ -124,20 +164,52 @@ class ChunkPolicy(nn.Module):
             cond = cond.clamp(-self.config.obs_clip, self.config.obs_clip)
         return cond.flatten(1)
 
+    # ------------------------------------------------------------------ imitation
+
     def bc_loss(
         self, obs: Observation, action: Tensor, generator: torch.Generator | None, pad_mask: Tensor | None = None
     ) -> Tensor:
-        """Denoising loss of ``net`` at random levels -> scalar, with a graph.
+        """Denoising or flow-matching loss of ``net`` at random levels -> scalar, with a graph.
 
         obs: entries [B, To, D]; action [B, H, A] physical; pad_mask [B, H] True where a row is padding. generator: of
         the policy's device; None: torch's global one.
         """
-        clean = self.normalizer.apply(ACTION, action)
-        K = self.process.config.num_train_steps
-        t = torch.randint(K, (clean.shape[0],), generator=generator, device=clean.device)
+        error = self.denoising_error(obs, self.normalizer.apply(ACTION, action), generator)
+        if pad_mask is None:
+            return error.mean()
+        real = (~pad_mask).to(error.dtype)
+        return (error * real).sum() / real.sum().clamp(min=1.0)
+
+    def denoising_error(self, obs: Observation, clean: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Squared error of ``net`` at random levels of clean [B, H, A] (normalised), averaged over A -> [B, H]."""
+        process, cond = self.process, self.encode(obs)
+        level = process.draw_levels(clean.shape[0], generator)
         noise = torch.randn(clean.shape, generator=generator, device=clean.device, dtype=clean.dtype)
-        predicted = self.net(self.process.add_noise(clean, noise, t), t, self.encode(obs))
-        return denoising_loss(predicted, self.process.target(clean, noise), pad_mask)
+        x, time, target = (
+            process.add_noise(clean, noise, level),
+            process.network_time(level),
+            process.target(clean, noise),
+        )
+        if isinstance(process, Flow) and process.extra_cond:
+            # A shortcut model: the first rows of the batch train big steps, the others the velocity itself.
+            big = round(process.config.shortcut_share * clean.shape[0])
+            coarse = shortcut_target(process, self.net, cond[:big], clean[:big], noise[:big], generator)
+            fine = (x[big:], time[big:], process.finest(cond[big:]), target[big:])
+            x, time, cond, target = (torch.cat(pair) for pair in zip(coarse, fine, strict=True))
+        return (self.net(x, time, cond) - target).square().mean(-1)
+
+    def velocity(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
+        """v(x, t, s) [N, H, A] of a flow at x [N, H, A] and t [N] in [0, 1] (1 is noise), with a graph.
+
+        Raises ConfigError for a diffusion policy.
+        """
+        if not isinstance(self.process, Flow):
+            raise ConfigError(
+                f"a {self.process.kind.value} policy has no velocity: use a flow policy (policy=flow_mlp)"
+            )
+        return self.net(x, self.process.network_time(t), self.process.finest(self.encode(obs)))
+
+    # ------------------------------------------------------------------ acting
 
     @torch.no_grad()
     def act(
@@ -150,62 +222,72 @@ class ChunkPolicy(nn.Module):
     ) -> Tensor:
         """Observation entries [B, To, D] -> chunk [B, H, A], physical.
 
-        deterministic: DDIM adds no noise after the initial latent; DDPM keeps its own std (at least 1e-3) at every step
-        but the last. Otherwise explores as ``sample_chain`` does. noise [B, H, A]: initial latent, drawn if None.
-        generator: of the policy's device; None: torch's global one.
+        deterministic: a flow and DDIM add no noise after the initial latent; DDPM keeps its own std (at least 1e-3) at
+        every step but the last. Otherwise explores as ``sample_chain`` does. noise [B, H, A]: initial latent, drawn if
+        None. generator: of the policy's device; None: torch's global one.
         """
-        table = self.process.evaluate_steps if deterministic else self._explore_steps
+        if not deterministic:
+            return self.sample_chain(obs, generator=generator, noise=noise)[0]
         cond = self.encode(obs)
         x = self._initial(cond, generator) if noise is None else noise
-        draws = self._draws(table, x, generator)
+        table = self.process.evaluate_steps
         x = run_chain(
             x,
             predict=self._predictor(cond, exact_tail=False),
             table=table,
             clean_clip=self.config.denoised_clip,
-            noise=draws,
+            noise=self._draws(table, x, generator),
             final_clip=self.config.final_action_clip,
         )
         return self.normalizer.invert(ACTION, x)
 
+    def sample_differentiable(
+        self, obs: Observation, generator: torch.Generator | None = None, noise: Tensor | None = None
+    ) -> Tensor:
+        """As ``act``, but normalised and with a graph through every step of ``net`` -> [B, H, A]."""
+        cond = self.encode(obs)
+        x = self._initial(cond, generator) if noise is None else noise
+        table, cond = self.process.evaluate_steps, self.process.condition(cond)
+        first = self.process.num_steps - self.ft_steps
+
+        def predict(x: Tensor, k: int) -> Tensor:
+            frozen = self.frozen_net is not None and k < first
+            net = self.frozen_net if frozen and self.frozen_net is not None else self.net
+            return net(x, self._time(k, x), cond)
+
+        draws = self._draws(table, x, generator)
+        clip = self.config.denoised_clip
+        return run_chain(x, predict=predict, table=table, clean_clip=clip, noise=draws)
+
     @torch.no_grad()
     def sample_chain(
-        self, obs: Observation, *, generator: torch.Generator | None = None
+        self, obs: Observation, *, generator: torch.Generator | None = None, noise: Tensor | None = None
     ) -> tuple[Tensor, DenoisingChain]:
-        """Explore: chunk [B, H, A] physical, and its chain (latents [B, K'+1, H, A], log_probs [B, K']).
+        """Explore: chunk [B, H, A] physical, and its chain of K' steps.
 
-        The std is at least ``sampling_std_floor`` at every step. Log-probabilities come from the moments that were
-        sampled from; without fine-tuned steps the chain holds the action alone.
+        Log-probabilities come from the moments that were sampled from; without fine-tuned steps the chain holds the
+        action alone. noise [B, H, A]: initial latent, drawn if None.
         """
-        cond = self.encode(obs)
-        x = self._initial(cond, generator)
-        first = self.process.num_steps - self.ft_steps
-        latents: list[Tensor] = []
-        log_probs: list[Tensor] = []
-
-        def record(step: Step) -> None:
-            if step.k < first:
-                return
-            if not latents:
-                latents.append(step.x_in)
-            latents.append(step.x_out)
-            log_probs.append(self._reduced(step.x_out, step.mean, self._score_steps.at(step.k).std))
-
+        cond, steps = self.encode(obs), self._steps
+        x = self._initial(cond, generator) if noise is None else noise
+        places = steps.draw_places(x.shape[0], generator)
+        recorder = ChainRecorder(steps, self.ft_steps, self._reduced)
         x = run_chain(
             x,
             predict=self._predictor(cond, exact_tail=True),
-            table=self._explore_steps,
+            table=steps.sample,
             clean_clip=self.config.denoised_clip,
-            noise=self._draws(self._explore_steps, x, generator),
+            noise=self._draws(steps.sample, x, generator),
             final_clip=self.config.final_action_clip,
-            record=record,
+            record=recorder,
+            coefficients=lambda k: steps.at(k, places, self._learned_std(cond, k)),
         )
-        scores = torch.stack(log_probs, dim=1) if log_probs else x.new_zeros(x.shape[0], 0)
-        chain = DenoisingChain(latents=torch.stack(latents or [x], dim=1), log_probs=scores)
-        return self.normalizer.invert(ACTION, x), chain
+        return self.normalizer.invert(ACTION, x), recorder.chain(x, places)
+
+    # ------------------------------------------------------------------ likelihood
 
     def replay(self, obs: Observation, latents: Tensor) -> Tensor:
-        """Log-probabilities [B, K'] of the fine-tuned steps of latents [B, K'+1, H, A], with a graph.
+        """Log-probabilities [B, K'] of the fine-tuned steps of latents [B, K'+1, H, A], with a graph; inactive ones 0.
 
         One pass of B rows per step, as in ``sample_chain``: an unchanged network gives the stored numbers bit for bit.
         """
@@ -214,63 +296,78 @@ class ChunkPolicy(nn.Module):
                 f"latents are {list(latents.shape)}, expected [B, {self.ft_steps + 1}, H, A]: "
                 f"ft_steps={self.ft_steps} and the first input"
             )
-        if self.ft_steps == 0:
-            return latents.new_zeros(latents.shape[0], 0)
-        cond, first = self.encode(obs), self.process.num_steps - self.ft_steps
-        scores: list[Tensor] = []
-        for i in range(self.ft_steps):
-            x, k = latents[:, i], first + i
-            step = self._score_steps.at(k)
-            mean = step_mean(x, self.net(x, self._time(k, x), cond), step, self.config.denoised_clip)
-            scores.append(self._reduced(latents[:, i + 1], mean, step.std))
-        return torch.stack(scores, dim=1)
+        scores = [latents.new_zeros(latents.shape[0], 0)]
+        for i, active in enumerate(self.ft_active):
+            index = torch.full((latents.shape[0],), i, device=latents.device)
+            score = (
+                self.step_log_prob(obs, latents[:, i], latents[:, i + 1], index)
+                if active
+                else latents.new_zeros(latents.shape[0])
+            )
+            scores.append(score[:, None])
+        return torch.cat(scores, dim=1)
+
+    def net_output(self, obs: Observation, x_in: Tensor, i: Tensor) -> Tensor:
+        """The network's output [N, H, A] at the fine-tuned steps i [N] of latents x_in [N, H, A], with a graph."""
+        return self._output(self.encode(obs), x_in, i)
+
+    def moments(self, obs: Observation, x_in: Tensor, out: Tensor, i: Tensor) -> Moments:
+        """Mean and standard deviation of the steps i [N], given the network's output there."""
+        return self._moments(self.encode(obs) if self.noise_net is not None else None, x_in, out, i)
+
+    def step_moments(self, obs: Observation, x_in: Tensor, i: Tensor) -> Moments:
+        """Mean and standard deviation of N single fine-tuned steps in one pass of ``net``, with a graph."""
+        cond = self.encode(obs)
+        return self._moments(cond, x_in, self._output(cond, x_in, i), i)
 
     def step_log_prob(self, obs: Observation, x_in: Tensor, x_out: Tensor, i: Tensor) -> Tensor:
         """Log-probability [N] of N single fine-tuned steps in one pass of ``net``, with a graph.
 
         obs: entries [N, To, D]; x_in, x_out [N, H, A] normalised latents; i [N] long in 0..K'-1, in any mixture.
         """
-        k = i + (self.process.num_steps - self.ft_steps)
-        step = self._score_steps.gather(k)
-        out = self.net(x_in, self.process.timesteps[k], self.encode(obs))
-        return self._reduced(x_out, step_mean(x_in, out, step, self.config.denoised_clip), step.std)
+        return self._reduced(x_out, *self.step_moments(obs, x_in, i))
+
+    def _output(self, cond: Tensor, x_in: Tensor, i: Tensor) -> Tensor:
+        return self.net(x_in, self.process.timesteps[self._k(i)], self.process.condition(cond))
+
+    def _moments(self, cond: Tensor | None, x_in: Tensor, out: Tensor, i: Tensor) -> Moments:
+        step = self._steps.score.gather(self._k(i))
+        std = step.std
+        if self.noise_net is not None and cond is not None:
+            std = self.noise_net(cond, self.process.timesteps[self._k(i)])
+        return Moments(step_mean(x_in, out, step, self.config.denoised_clip), std)
+
+    def _k(self, i: Tensor) -> Tensor:
+        """Sampler step of the fine-tuned step i."""
+        return i + (self.process.num_steps - self.ft_steps)
 
     def _reduced(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         """Log N(x; mean, std^2) over the executed rows -> [N]."""
         rows = self.spec.action_steps
-        log_prob = gaussian_log_prob(x[:, :rows], mean[:, :rows], std)  # [N, Ta, A]
+        log_prob = gaussian_log_prob(x[:, :rows], mean[:, :rows], std[:, :rows])  # [N, Ta, A]
         if self.config.compat_published:
             log_prob = log_prob.clamp(*PUBLISHED_LOG_PROB_RANGE)
         return log_prob.mean((1, 2)) if self.config.reduce is Reduce.MEAN else log_prob.sum((1, 2))
 
+    # ------------------------------------------------------------------ pieces
+
+    def _learned_std(self, cond: Tensor, k: int) -> Tensor | None:
+        if self.noise_net is None or not self._steps.learned(k):
+            return None
+        return self.noise_net(cond, self._time(k, cond))
+
     def _predictor(self, cond: Tensor, *, exact_tail: bool) -> Predict:
-        """predict(x, k) that asks the network of step k alone.
-
-        exact_tail: fine-tuned steps run ``forward``, so that scoring them again repeats the arithmetic bit for bit.
-        """
-        S, first = self.process.num_steps, self.process.num_steps - self.ft_steps
-        if self.frozen_net is None:
-            return self._prepared(self.net, cond, 0, S)
-        if first == S:
-            return self._prepared(self.frozen_net, cond, 0, S)
-        tail = self._plain(self.net, cond) if exact_tail else self._prepared(self.net, cond, first, S)
-        if first == 0:
-            return tail
-        head = self._prepared(self.frozen_net, cond, 0, first)
-        return lambda x, k: head(x, k) if k < first else tail(x, k)
-
-    def _prepared(self, net: nn.Module, cond: Tensor, start: int, stop: int) -> Predict:
-        """``net`` for the steps start..stop-1, with all that doesn't depend on x computed once."""
-        if not isinstance(net, Denoiser):
-            return self._plain(net, cond)
-        context = net.begin_chain(cond, self.process.timesteps[start:stop])
-        return lambda x, k: net.chain_step(x, context, k - start)
-
-    def _plain(self, net: nn.Module, cond: Tensor) -> Predict:
-        return lambda x, k: net(x, self._time(k, x), cond)
+        return predictor(
+            self.net,
+            self.frozen_net,
+            cond=self.process.condition(cond),
+            timesteps=self.process.timesteps,
+            ft_steps=self.ft_steps,
+            exact_tail=exact_tail,
+        )
 
     def _time(self, k: int, x: Tensor) -> Tensor:
-        """Network time index of step k for every row of x -> [B] long."""
+        """Network time of step k for every row of x -> [B]."""
         return self.process.timesteps[k].expand(x.shape[0])
 
     def _initial(self, cond: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -285,14 +382,14 @@ class ChunkPolicy(nn.Module):
         return z.clamp_(-self.config.randn_clip, self.config.randn_clip)
 
 
-def _check_parts(spec: PolicySpec, net: nn.Module, normalizer: MinMaxNormalizer) -> None:
+def _check_parts(spec: PolicySpec, net: nn.Module, normalizer: MinMaxNormalizer, process: Process) -> None:
     for key, size in (*spec.obs.items(), (ACTION, spec.action_dim)):
         found = normalizer.bounds(key)[0].shape[0]
         if found != size:
             raise ConfigError(f"the normaliser knows {found} numbers of {key!r}, the spec says {size}")
     if isinstance(net, Denoiser):
         found_sizes = (net.horizon, net.action_dim, net.cond_dim)
-        expected = (spec.horizon, spec.action_dim, spec.cond_dim)
+        expected = (spec.horizon, spec.action_dim, spec.cond_dim + process.extra_cond)
         if found_sizes != expected:
             raise ConfigError(
                 f"the network is built for (horizon, action_dim, cond_dim) = {found_sizes}, the spec says {expected}"

@@ -34,6 +34,7 @@ from robopo.policies.chunk_policy import ChunkPolicy
 from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig, Prediction, ProcessKind
+from robopo.processes.flow import FlowConfig, TimeSampling
 
 SCHEMA = "robopo.policy/1"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -44,6 +45,7 @@ _ENUMS: dict[str, type[Enum]] = {
     "kind": ProcessKind,
     "prediction": Prediction,
     "reduce": Reduce,
+    "time_sampling": TimeSampling,
 }
 
 
@@ -54,7 +56,9 @@ def save_policy(folder: Path, policy: ChunkPolicy, provenance: Mapping[str, Any]
     last; a stop between the two is found by ``load_policy``, since the configuration names the weights' hash.
     """
     folder = Path(folder)
-    weights = save_tensors({name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()})
+    # Exploration noise is for training: acting never needs it.
+    kept = {name: value for name, value in policy.state_dict().items() if not name.startswith("noise_net.")}
+    weights = save_tensors({name: value.detach().cpu().contiguous() for name, value in kept.items()})
     text = json.dumps(_describe(policy, weights, provenance), indent=2, sort_keys=True) + "\n"
     if folder.exists():
         _write(folder / WEIGHTS, weights)
@@ -136,7 +140,7 @@ def _build(config: Mapping[str, Any]) -> ChunkPolicy:
     return build_chunk_policy(
         spec,
         net_config,
-        _restore(DiffusionConfig, config["process"]),
+        _restore(FlowConfig if config["process"]["kind"] == ProcessKind.FLOW else DiffusionConfig, config["process"]),
         _restore(ChunkPolicyConfig, config["policy"]),
         normalizer,
     )

@@ -1,15 +1,17 @@
-"""A diffusion process: how noise is added in training, and the sampler that takes it out again."""
+"""A generative process: how noise is added in training, and the sampler that takes it out again."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from robopo.errors import ConfigError
-from robopo.processes.kernels import StepTable, cosine_alphas_cumprod
+from robopo.processes.kernels import Grid, StepTable, cosine_alphas_cumprod
 
 
 class ProcessKind(StrEnum):
@@ -17,6 +19,7 @@ class ProcessKind(StrEnum):
 
     DDPM = "ddpm"
     DDIM = "ddim"
+    FLOW = "flow"
 
 
 class Prediction(StrEnum):
@@ -42,6 +45,8 @@ class DiffusionConfig:
     """The network predicts the noise, or the clean chunk."""
 
     def __post_init__(self) -> None:
+        if self.kind is ProcessKind.FLOW:
+            raise ConfigError("kind=flow has no noise schedule: choose policy=flow_mlp, flow_unet or flow_dit")
         if self.num_train_steps < 1:
             raise ConfigError(f"num_train_steps={self.num_train_steps}: at least one denoising step is needed")
         if not 0 <= self.num_steps <= self.num_train_steps:
@@ -62,31 +67,82 @@ class DiffusionConfig:
         return self.num_steps or self.num_train_steps
 
 
-class Process(nn.Module):
-    """Noise schedule and the two samplers of one process: with exploration (``train``) and for acting (``evaluate``).
+class Process(nn.Module, ABC):
+    """Noising for training, and the samplers of one process: with exploration (``train``) and for acting.
 
-    timesteps: the network's time index of each sampler step, noisiest (k = 0) first. Holds tables only, no parameters.
+    timesteps [S]: the network's time of each sampler step, noisiest (k = 0) first. step_sizes [S]: t - t' of each step
+    of a flow, None for diffusion. extra_cond: numbers that ``condition`` appends to the network's condition. Holds
+    tables only, no parameters.
     """
 
-    def __init__(self, config: DiffusionConfig, *, timesteps: list[int], train: StepTable, evaluate: StepTable) -> None:
+    kind: ProcessKind
+    config: Any  # DiffusionConfig or FlowConfig: a dataclass with num_steps
+    extra_cond: int = 0
+
+    def __init__(
+        self, num_steps: int, *, grid: Grid, timesteps: Tensor, clean: Tensor, train: StepTable, evaluate: StepTable
+    ) -> None:
+        """Clean [2, S]: coefficients (c_x, c_out) of the clean estimate at each step."""
         super().__init__()
-        self.config = config
-        self.num_steps = config.sampler_steps
+        self.num_steps, self.grid, self.clean = num_steps, grid, clean
         self.train_steps, self.evaluate_steps = train, evaluate
-        abar = cosine_alphas_cumprod(config.num_train_steps)
         self.timesteps: Tensor
+        self.register_buffer("timesteps", timesteps, persistent=False)
+        self.step_sizes: Tensor | None = None if grid.time is None else grid.time[:-1] - grid.time[1:]
+
+    @abstractmethod
+    def draw_levels(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Random noise levels [count] for training, on the process's device."""
+
+    @abstractmethod
+    def add_noise(self, clean: Tensor, noise: Tensor, level: Tensor) -> Tensor:
+        """The latent at ``level`` [B] between clean and noise [B, H, A]."""
+
+    @abstractmethod
+    def target(self, clean: Tensor, noise: Tensor) -> Tensor:
+        """What the network should return."""
+
+    def network_time(self, level: Tensor) -> Tensor:
+        """The network's time input at ``level``."""
+        return level
+
+    def condition(self, cond: Tensor) -> Tensor:
+        """[B, C] -> [B, C + extra_cond]: what the network is told while sampling."""
+        return cond
+
+
+class DiffusionProcess(Process):
+    """Variance-preserving noising on a cosine schedule of K levels."""
+
+    def __init__(self, config: DiffusionConfig, *, timesteps: list[int], train: StepTable, evaluate: StepTable) -> None:
+        abar = cosine_alphas_cumprod(config.num_train_steps)
+        visited = torch.cat([abar[torch.tensor(timesteps)], abar.new_ones(1)])  # after the last step: no noise
+        super().__init__(
+            config.sampler_steps,
+            grid=Grid(visited.sqrt(), (1.0 - visited).sqrt(), None),
+            timesteps=torch.tensor(timesteps, dtype=torch.long),
+            clean=torch.stack(clean_coefficients(visited[:-1], config.prediction)),
+            train=train,
+            evaluate=evaluate,
+        )
+        self.config = config
+        self.kind = config.kind
         self.noising: Tensor
-        self.register_buffer("timesteps", torch.tensor(timesteps, dtype=torch.long), persistent=False)  # [S]
         noising = torch.stack([abar.sqrt(), (1.0 - abar).sqrt()]).to(torch.get_default_dtype())
         self.register_buffer("noising", noising, persistent=False)  # [2, K]
 
-    def add_noise(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """sqrt(abar_t) clean + sqrt(1 - abar_t) noise; clean and noise [B, H, A], t [B] long in 0..K-1."""
-        scale_clean, scale_noise = self.noising[:, t].view(2, -1, 1, 1).unbind(0)
+    def draw_levels(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Uniform in 0..K-1."""
+        K = self.config.num_train_steps
+        return torch.randint(K, (count,), generator=generator, device=self.timesteps.device)
+
+    def add_noise(self, clean: Tensor, noise: Tensor, level: Tensor) -> Tensor:
+        """sqrt(abar_t) clean + sqrt(1 - abar_t) noise; clean and noise [B, H, A], level [B] long in 0..K-1."""
+        scale_clean, scale_noise = self.noising[:, level].view(2, -1, 1, 1).unbind(0)
         return torch.addcmul(clean * scale_clean, noise, scale_noise)
 
     def target(self, clean: Tensor, noise: Tensor) -> Tensor:
-        """What the network should return."""
+        """The noise, or the clean chunk."""
         return noise if self.config.prediction is Prediction.NOISE else clean
 
 

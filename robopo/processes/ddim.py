@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from robopo.errors import ConfigError
-from robopo.processes.base import DiffusionConfig, Process, ProcessKind, clean_coefficients
+from robopo.processes.base import DiffusionConfig, DiffusionProcess, ProcessKind, clean_coefficients
 from robopo.processes.kernels import StepTable, cosine_alphas_cumprod
 
 STD_FLOOR = 1e-10
 
 
-class DDIM(Process):
+class DDIM(DiffusionProcess):
     """S steps, spaced K // S apart and ending at t = 0 ("leading"), after which abar is 1.
 
     The noise estimate is computed again from the clipped clean estimate, as DPPO does. Acting uses eta = 0 and no

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from robopo.errors import ConfigError
-from robopo.processes.base import DiffusionConfig, Process, ProcessKind, clean_coefficients
+from robopo.processes.base import DiffusionConfig, DiffusionProcess, ProcessKind, clean_coefficients
 from robopo.processes.kernels import StepTable, cosine_alphas_cumprod
 
 VARIANCE_FLOOR = 1e-20
 EVALUATION_STD_FLOOR = 1e-3
 
 
-class DDPM(Process):
+class DDPM(DiffusionProcess):
     """All K steps; the std of step t is the posterior's, sqrt(beta_t (1 - abar_{t-1}) / (1 - abar_t)).
 
     Acting keeps the noise of every step but the last, whose mean is returned: it is still random given the start.

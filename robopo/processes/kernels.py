@@ -1,7 +1,7 @@
 """Noise schedule and the Gaussian that every sampler step is.
 
-A step of either sampler (DDPM, DDIM) first estimates the clean chunk from the network's output, clips it, and mixes it
-with the present latent:  x0 = clip(c_x x + c_out out),  mean = m_0 x0 + m_x x,  x' ~ N(mean, std^2).  Five numbers per
+A step of any sampler (DDPM, DDIM, flow) first estimates the clean chunk from the network's output, clips it, and mixes
+it with the present latent:  x0 = clip(c_x x + c_out out),  mean = m_0 x0 + m_x x,  x' ~ N(mean, std^2).  Five numbers per
 step say it all; sampling and scoring read them from the same table and run the same code.
 """
 
@@ -22,6 +22,28 @@ def cosine_alphas_cumprod(num_steps: int, offset: float = 0.008, max_beta: float
     curve = torch.cos((u + offset) / (1.0 + offset) * (math.pi / 2.0)).square()
     betas = (1.0 - curve[1:] / curve[:-1]).clamp(max=max_beta)
     return torch.cumprod(1.0 - betas, dim=0)
+
+
+class Grid(NamedTuple):
+    """Levels that a sampler visits, noisiest first, one more than its S steps: x = signal a + noise e.
+
+    signal, noise [S+1] float64. time [S+1]: flow time t (1 is noise) of each level, None for diffusion.
+    """
+
+    signal: Tensor
+    noise: Tensor
+    time: Tensor | None
+
+
+def transition_rows(grid: Grid, clean: tuple[Tensor, Tensor], coefficients: Tensor) -> Tensor:
+    """Rows [S, 5] of a StepTable for steps N(c_a a^ + c_e e^, sd^2).
+
+    clean: (c_x, c_out) [S] of the clean estimate. coefficients [S, 3]: c_a, c_e, sd. The noise estimate belongs to the
+    clean one, clipped or not: e^ = (x - signal a^) / noise.
+    """
+    c_a, c_e, std = coefficients.unbind(1)
+    signal, noise = grid.signal[:-1], grid.noise[:-1]
+    return torch.stack([*clean, c_a - c_e * signal / noise, c_e / noise, std], dim=1)
 
 
 class StepCoefficients(NamedTuple):
@@ -61,6 +83,14 @@ class StepTable(nn.Module):
             columns = self.columns.view(5, -1, 1, 1, 1).unbind(0)
             self._steps = [StepCoefficients(*step) for step in zip(*(c.unbind(0) for c in columns), strict=True)]
         return self._steps[k]
+
+    def stds(self) -> list[float]:
+        """Standard deviation of each step, noisiest first."""
+        return self._rows[:, 4].tolist()
+
+    def with_stds(self, stds: Tensor) -> StepTable:
+        """The same means with the standard deviations [S] float64."""
+        return StepTable(torch.cat([self._rows[:, :4], stds[:, None]], dim=1))
 
     def gather(self, k: Tensor) -> StepCoefficients:
         """Map k [N] long to the coefficients [N, 1, 1] of a mixed batch."""
