@@ -88,6 +88,8 @@ class RatioBatch(NamedTuple):
     log_ratio carries the graph. divergence: KL(old || new) of the same values, with a graph, or None where the ratio
     has no Gaussian behind it. weight: detached factor on each value's advantage (such as a denoising discount).
     loss_weight: detached factor on each value's loss. step [B]: denoising step of each unit, or None.
+    pivot: the log-ratio above which raising it raises the divergence, detached; None: the divergence itself, which is
+    right for a Gaussian's own log-ratio.
     """
 
     log_ratio: Tensor
@@ -95,6 +97,7 @@ class RatioBatch(NamedTuple):
     weight: Tensor | None = None
     loss_weight: Tensor | None = None
     step: Tensor | None = None
+    pivot: Tensor | None = None
 
 
 class Ratio(Protocol):
@@ -122,16 +125,23 @@ class Ratio(Protocol):
 
 
 class Surrogate(NamedTuple):
-    """loss [B, V]: to be minimised, with a graph. blocked [B, V] bool: values whose gradient the region stopped."""
+    """loss [B, V]: to be minimised, with a graph. blocked [B, V] bool: values whose gradient the region stopped.
+
+    outside [B, V] bool: values beyond the region, whether or not their gradient was stopped; None: the blocked ones.
+    """
 
     loss: Tensor
     blocked: Tensor
+    outside: Tensor | None = None
 
 
 class TrustRegion(Protocol):
     """Turns ratios and advantages into a loss that doesn't move too far."""
 
-    needs_divergence: bool
+    @property
+    def needs_divergence(self) -> bool:
+        """Whether the ratio has to come with its KL."""
+        ...
 
     def surrogate(self, ratio: RatioBatch, adv: Tensor, *, num_steps: int) -> Surrogate:
         """Adv [B, V]: normalised, times the ratio's weight. num_steps: active denoising steps of a decision."""
