@@ -42,7 +42,8 @@ class SimSpec:
     observation: Mapping[str, Feature]
     action: Feature
     action_mode: str
-    """``joint_position``, ``joint_delta`` or ``ee_delta``; the gripper opening follows as the last element."""
+    """``joint_position``, ``joint_delta`` or ``ee_delta``, with the gripper opening as the last element; or ``native``:
+    what a foreign environment takes."""
     control_hz: float
     max_episode_steps: int
     """Control steps after which an episode is truncated."""
@@ -53,6 +54,8 @@ class SimSpec:
     instruction: str = ""
     """The task in one sentence, as a language-conditioned policy would be told it."""
     cameras: tuple[str, ...] = field(default_factory=tuple)
+    has_success: bool = True
+    """Whether the task can be fulfilled; where not (keep running), ``success`` is always False and returns count."""
 
 
 class Step(NamedTuple):

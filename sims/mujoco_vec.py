@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from sims.arm_model import FRANKA_HOME_RAD, GRIPPER_MAX_M, NUM_JOINTS, chain_from_model
 from sims.base import BoolArray, FloatArray, Seed, SimSpec, Step
+from sims.checks import check_state, checked_action, checked_mask
 from sims.controllers import MAX_REFERENCE_ERROR_RAD, ActionMode, JointTargetController
 from sims.render import Renderer
 from sims.seeding import environment_keys, episode_generator
@@ -136,7 +137,7 @@ class MujocoVec:
 
     def reset(self, seed: Seed = None, mask: BoolArray | None = None) -> dict[str, FloatArray]:
         """See ``VecSim.reset``."""
-        rows = np.arange(self.num_envs) if mask is None else np.flatnonzero(self._checked_mask(mask))
+        rows = np.flatnonzero(checked_mask(mask, self.num_envs))
         if seed is not None:
             self._keys[rows] = environment_keys(seed, self.num_envs)[rows]
             self._episode[rows] = 0
@@ -182,8 +183,8 @@ class MujocoVec:
         """See ``VecSim.step``. A diverged environment ends as terminated with reward 0; its last good state is
         final_obs.
         """
-        action = self._checked_action(action)
-        active = np.ones(self.num_envs, dtype=bool) if mask is None else self._checked_mask(mask)
+        action = checked_action(action, self.num_envs, self._spec)
+        active = checked_mask(mask, self.num_envs)
         rows = np.flatnonzero(active)
         diverged = np.zeros(self.num_envs, dtype=bool)
         diverged[rows] = self._advance(rows, action[rows])
@@ -232,26 +233,6 @@ class MujocoVec:
             log.warning("physics diverged in environments %s; their episodes end here", rows[bad].tolist())
         return bad
 
-    def _checked_action(self, action: FloatArray) -> NDArray[np.float64]:
-        array = np.asarray(action)
-        expected = (self.num_envs, *self._spec.action.shape)
-        if array.shape != expected or not np.issubdtype(array.dtype, np.floating):
-            names = ", ".join(self._spec.action.names)
-            raise ValueError(
-                f"action is {array.dtype}{list(array.shape)}, expected float{list(expected)} with elements ({names}) "
-                f"for action_mode={self._spec.action_mode!r}"
-            )
-        if not np.isfinite(array).all():
-            bad = np.unique(np.nonzero(~np.isfinite(array))[0]).tolist()
-            raise ValueError(f"action has NaN or infinite elements in environments {bad}; nothing was stepped")
-        return array.astype(np.float64)
-
-    def _checked_mask(self, mask: BoolArray) -> BoolArray:
-        array = np.asarray(mask)
-        if array.shape != (self.num_envs,) or array.dtype != np.bool_:
-            raise ValueError(f"mask is {array.dtype}{list(array.shape)}, expected bool[{self.num_envs}]")
-        return array
-
     # ------------------------------------------------------------------ state, pictures, end
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -269,11 +250,7 @@ class MujocoVec:
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """See ``VecSim.restore``; a state of another task or number of environments is a ValueError."""
-        current = self.state()
-        for name, array in current.items():
-            if name not in state or np.shape(state[name]) != array.shape:
-                found = list(np.shape(state[name])) if name in state else "missing"
-                raise ValueError(f"state[{name!r}] is {found}, expected {list(array.shape)}: another task or num_envs?")
+        check_state(state, self.state())
         self._physics, self._reference = np.array(state["physics"]), np.array(state["reference"])
         self._goal, self._keys = np.array(state["goal"]), np.array(state["keys"])
         self._episode, self._steps = np.array(state["episode"]), np.array(state["steps"])

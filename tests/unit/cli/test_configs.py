@@ -60,7 +60,7 @@ def test_enums_are_written_by_value() -> None:
 
 
 def test_choices_and_groups() -> None:
-    assert groups()["sim"] == ("lift", "push", "reach")
+    assert groups()["sim"] == ("gymnasium", "half_cheetah", "hopper", "lift", "push", "reach", "walker2d")
     load_config("train", ["sim=push"], TRAIN)
     assert choices("train", ["sim=push", "seed=1"]) == {
         "sim": "push",
