@@ -114,6 +114,8 @@ class Process(nn.Module, ABC):
 class DiffusionProcess(Process):
     """Variance-preserving noising on a cosine schedule of K levels."""
 
+    config: DiffusionConfig
+
     def __init__(self, config: DiffusionConfig, *, timesteps: list[int], train: StepTable, evaluate: StepTable) -> None:
         abar = cosine_alphas_cumprod(config.num_train_steps)
         visited = torch.cat([abar[torch.tensor(timesteps)], abar.new_ones(1)])  # after the last step: no noise

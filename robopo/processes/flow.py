@@ -79,6 +79,8 @@ class FlowConfig:
 class Flow(Process):
     """K equal Euler steps x' = x - h v(x, t, s); acting adds no noise."""
 
+    config: FlowConfig
+
     def __init__(self, config: FlowConfig) -> None:
         K = config.num_steps
         time = 1.0 - torch.arange(K + 1, dtype=torch.float64) / K  # k / K everywhere: sampling and scoring agree

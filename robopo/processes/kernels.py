@@ -1,8 +1,8 @@
 """Noise schedule and the Gaussian that every sampler step is.
 
 A step of any sampler (DDPM, DDIM, flow) first estimates the clean chunk from the network's output, clips it, and mixes
-it with the present latent:  x0 = clip(c_x x + c_out out),  mean = m_0 x0 + m_x x,  x' ~ N(mean, std^2).  Five numbers per
-step say it all; sampling and scoring read them from the same table and run the same code.
+it with the present latent:  x0 = clip(c_x x + c_out out),  mean = m_0 x0 + m_x x,  x' ~ N(mean, std^2).  Five numbers
+per step say it all; sampling and scoring read them from the same table and run the same code.
 """
 
 from __future__ import annotations
