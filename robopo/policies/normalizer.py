@@ -77,6 +77,18 @@ class MinMaxNormalizer(nn.Module):
             raise ConfigError(f"no statistics for {key!r}{did_you_mean(key, self.keys)}")
         return self._buffers[f"low_{n}"], self._buffers[f"high_{n}"]  # pyright: ignore[reportReturnType]  # filled in __init__
 
+    def set_bounds(self, key: str, low: Tensor, high: Tensor) -> None:
+        """Move the bounds of ``key`` to (low [D], high [D]), in place, so that they are saved and exported with it."""
+        old = self.bounds(key)
+        if low.shape != old[0].shape or high.shape != old[0].shape:
+            raise ShapeError(
+                f"bounds of {key!r} are {list(low.shape)} and {list(high.shape)}, expected {list(old[0].shape)} each"
+            )
+        with torch.no_grad():
+            for buffer, value in zip(old, (low, high), strict=True):
+                buffer.copy_(value)
+        self._factors.pop(key, None)
+
     def _remember(self, key: str) -> tuple[Tensor, Tensor, Tensor]:
         """(low, 2 / range, range / 2) of ``key``, kept until the bounds move or are loaded."""
         low, high = self.bounds(key)

@@ -84,6 +84,12 @@ class Stats(Protocol):
     def mean_length(self) -> float: ...
 
 
+class ObservationStats(Stateful, Protocol):
+    """Follows what observations look like; ``update`` may move the policy's normaliser."""
+
+    def update(self, obs: Observation, /) -> None: ...
+
+
 class RolloutSource(Stateful, Protocol):
     """Acts in a simulator; ``stats`` are of the last ``collect``."""
 
@@ -132,14 +138,19 @@ class OnPolicyStage:
         sample_generator: torch.Generator,
         update_generator: torch.Generator,
         export: Callable[[Path], None],
+        observation_stats: ObservationStats | None = None,
     ) -> None:
-        """modules: every network whose weights the algorithm changes or reads, by name (policy, critic)."""
+        """modules: every network whose weights the algorithm changes or reads, by name (policy, critic).
+
+        observation_stats: sees the observations [T, E, To, D] of each rollout once its update is over.
+        """
         if num_decisions < 1:
             raise ConfigError(f"num_decisions={num_decisions}: at least 1 is needed")
         self._collector, self._algorithm = collector, algorithm
         self._modules, self._num_decisions = dict(modules), num_decisions
         self._generators = {"sample": sample_generator, "update": update_generator}
         self._export = export
+        self._observation_stats = observation_stats
         self._env_steps = 0
         self._evidence: dict[str, Tree] = {}
 
@@ -152,6 +163,8 @@ class OnPolicyStage:
         guard.check("batch", batch)
         metrics = to_scalars(self._algorithm.update(batch, generator=self._generators["update"]))
         guard.check("metrics", metrics)
+        if self._observation_stats is not None:
+            self._observation_stats.update(batch.obs)  # after the update: rollout and update share one normaliser
         for name, module in self._modules.items():
             guard.check(name, module.state_dict())
         self._evidence = {}
@@ -179,13 +192,17 @@ class OnPolicyStage:
         }
 
     def state(self) -> dict[str, Tree]:
-        """Learner, simulator, generators and counters."""
-        return self._learner_state() | {"collector": self._collector.state_dict(), "env_steps": self._env_steps}
+        """Learner, simulator, generators, counters and observation statistics."""
+        state = self._learner_state() | {"collector": self._collector.state_dict(), "env_steps": self._env_steps}
+        stats = self._observation_stats
+        return state if stats is None else state | {"observation_stats": stats.state_dict()}
 
     def restore(self, state: Mapping[str, Tree]) -> None:
         """Continue from ``state()``."""
         restore_learner(state, modules=self._modules, algorithm=self._algorithm, generators=self._generators)
         self._collector.load_state_dict(state["collector"])
+        if self._observation_stats is not None:
+            self._observation_stats.load_state_dict(state["observation_stats"])
         self._env_steps = int(state["env_steps"])
 
     def evidence(self) -> dict[str, Tree]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from robopo.errors import ConfigError, DataError
+from robopo.errors import ConfigError, DataError, ShapeError
 from robopo.policies.normalizer import MinMaxNormalizer
 
 
@@ -54,3 +54,16 @@ def test_loaded_bounds_are_used():
     n.load_state_dict(other.state_dict())
     assert n.apply("a", torch.tensor([1.0])).item() == pytest.approx(-0.5, abs=1e-5)
     assert n.double().apply("a", torch.ones(1).double()).dtype == torch.float64
+
+
+def test_moved_bounds_are_used_saved_and_checked():
+    n = MinMaxNormalizer({"a": (torch.zeros(2), torch.ones(2)), "b": (torch.zeros(1), torch.ones(1))})
+    n.apply("a", torch.zeros(2))  # remembers the old factors
+    n.set_bounds("a", torch.tensor([-1.0, 0.0]), torch.tensor([3.0, 2.0]).double())
+    torch.testing.assert_close(n.apply("a", torch.tensor([1.0, 2.0])), torch.tensor([0.0, 1.0]), rtol=0, atol=2e-6)
+    assert n.state_dict()["low_0"].tolist() == [-1.0, 0.0] and n.state_dict()["high_0"].dtype == torch.float32
+    assert n.bounds("b")[1].item() == 1.0
+    with pytest.raises(ShapeError, match=r"expected \[2\] each"):
+        n.set_bounds("a", torch.zeros(1), torch.ones(1))
+    with pytest.raises(ConfigError, match="no statistics"):
+        n.set_bounds("c", torch.zeros(1), torch.ones(1))

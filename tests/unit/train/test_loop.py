@@ -15,10 +15,10 @@ from robopo.train.logger import METRICS, RunLogger, read_metrics
 from robopo.train.loop import LoopConfig, TrainResult, train
 from robopo.train.stages import Stage
 
-from .toys import ToyWindows, cloning_stage, on_policy_stage
+from .toys import ToyWindows, cloning_stage, on_policy_stage, on_policy_stage_with_statistics
 from .trees import assert_trees_equal
 
-STAGES = pytest.mark.parametrize("make", [on_policy_stage, cloning_stage])
+STAGES = pytest.mark.parametrize("make", [on_policy_stage, on_policy_stage_with_statistics, cloning_stage])
 
 
 def run(

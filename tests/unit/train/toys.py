@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robopo.policies.normalizer import MinMaxNormalizer
+from robopo.policies.running_stats import RunningObsStats
 from robopo.train.seeding import SeedTree
 from robopo.train.stages import CloningStage, OnPolicyStage
 from robopo.types import RolloutBatch
@@ -128,20 +130,26 @@ def toy_policy(seeds: SeedTree) -> nn.Linear:
     return policy
 
 
-def on_policy_stage(seed: int = 0, *, poison_at: int = -1) -> OnPolicyStage:
+def on_policy_stage(seed: int = 0, *, poison_at: int = -1, statistics: bool = False) -> OnPolicyStage:
     seeds = SeedTree(seed)
     policy = toy_policy(seeds)
     collector = ToyCollector(policy, seeds)
     collector.poison_at = poison_at
+    normalizer = MinMaxNormalizer({"state": (-torch.ones(D), torch.ones(D))})
     return OnPolicyStage(
         collector=collector,
         algorithm=ToyAlgorithm(policy),
-        modules={"policy": policy},
+        modules={"policy": policy, "normalizer": normalizer},
         num_decisions=4,
         sample_generator=seeds.torch("sample"),
         update_generator=seeds.torch("update"),
         export=export_of(policy),
+        observation_stats=RunningObsStats(normalizer, ["state"]) if statistics else None,
     )
+
+
+def on_policy_stage_with_statistics() -> OnPolicyStage:
+    return on_policy_stage(statistics=True)
 
 
 def cloning_stage(seed: int = 0, windows: ToyWindows | None = None) -> CloningStage:
