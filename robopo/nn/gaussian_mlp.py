@@ -35,6 +35,8 @@ class GaussianMLPConfig:
     """Nonlinearity."""
     layer_norm: bool = False
     """A LayerNorm before each activation of the residual blocks."""
+    dropout: float = 0.0
+    """Share of hidden units left out while training (plain perceptron only); IBRL's actor: .5."""
     output_gain: float | None = None
     """Orthogonal weights, gain sqrt(2) inside and this at the output, zero biases; None: torch's own start."""
     initial_std: float = 0.1
@@ -47,12 +49,15 @@ class GaussianMLPConfig:
     """Gaussians of a MixtureMLP; a GaussianMLP has one."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(int(width) for width in self.hidden))
         if self.residual:
             check_hidden(self.hidden)
         elif not self.hidden or any(width < 1 for width in self.hidden):
             raise ConfigError(f"hidden={self.hidden}: expected at least one positive width")
         elif self.layer_norm:
             raise ConfigError("layer_norm=true with residual=false: only residual blocks have norms; drop one of them")
+        if not 0.0 <= self.dropout < 1.0 or (self.dropout > 0.0 and self.residual):
+            raise ConfigError(f"dropout={self.dropout}: expected 0 to below 1, and 0 unless residual=false")
         if self.output_gain is not None and self.output_gain <= 0.0:
             raise ConfigError(f"output_gain={self.output_gain}: must be positive, or null for torch's own start")
         if not 0.0 < self.min_std <= self.initial_std <= self.max_std:
@@ -144,7 +149,10 @@ def _body(config: GaussianMLPConfig, in_dim: int, out_dim: int) -> nn.Module:
             in_dim, out_dim, config.hidden, activation=config.activation, layer_norm=config.layer_norm
         )
     else:
-        body = plain_mlp((in_dim, *config.hidden, out_dim), config.activation)
+        layers = list(plain_mlp((in_dim, *config.hidden, out_dim), config.activation))
+        for n in reversed(range(1, len(layers), 2) if config.dropout > 0.0 else ()):
+            layers.insert(n + 1, nn.Dropout(config.dropout))
+        body = nn.Sequential(*layers)
     if config.output_gain is not None:
         linears = [module for module in body.modules() if isinstance(module, nn.Linear)]
         _orthogonal(linears[:-1], math.sqrt(2.0))
