@@ -26,6 +26,8 @@ from torch.nn import functional
 from robopo.algos.choices import ChainPolicy, Samples
 from robopo.algos.stepping import minibatches, permutation
 from robopo.errors import ConfigError, ShapeError
+from robopo.policies.config import Reduce
+from robopo.processes.kernels import gaussian_log_prob
 from robopo.types import Moments, Observation
 
 log = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ class OutputPolicy(ChainPolicy, Protocol):
 
 
 class FixedOutput:
-    """A policy whose network has already answered: ``step_moments`` reads the answers. Everything else is the policy's.
+    """A policy whose network has already answered: its steps' Gaussians are made from the answers, the rest is its own.
 
     Stands in for the policy while a loss is computed, so that the loss can be differentiated in the answers alone.
     """
@@ -102,12 +104,10 @@ class FixedOutput:
         return self._policy.moments(obs, x_in, self._out, i)
 
     def step_log_prob(self, obs: Observation, x_in: Tensor, x_out: Tensor, i: Tensor) -> Tensor:
-        """Refuse: it would ask the network."""
-        del obs, x_in, x_out, i
-        raise ConfigError(
-            "accelerator=Jagg with a loss that asks for step_log_prob: JAGG needs the moments of every step; use "
-            "ratio=PerStep, or set accelerator to null"
-        )
+        """Log-prob [B] of the steps x_in -> x_out [B, H, A], reduced over the executed rows as the policy says."""
+        moments, rows = self.step_moments(obs, x_in, i), self._policy.spec.action_steps
+        elements = gaussian_log_prob(x_out, *moments)[:, :rows]
+        return elements.mean((1, 2)) if self._policy.config.reduce is Reduce.MEAN else elements.sum((1, 2))
 
 
 def chord_weights(t: Tensor, *, index_weights: bool = False) -> Tensor:
@@ -156,6 +156,8 @@ class JaggBackward:
             raise ConfigError(f"accelerator=Jagg(window={W}) with ft_steps={steps}: the window must divide the steps")
         if not policy.has_moments:
             raise ConfigError("accelerator=Jagg with a policy whose steps have no moments: set accelerator to null")
+        if policy.config.compat_published:
+            raise ConfigError("accelerator=Jagg with compat_published=true: likelihoods must not be clamped; unset one")
         self.config = config
         self.updates, self.enabled = 0, True
         self.cosine = float("nan")
@@ -180,9 +182,9 @@ class JaggBackward:
     ) -> float:
         """Add the loss's gradient to the ``grad`` of all parameters; returns the share of approximated windows.
 
-        unit [B]: the minibatch. loss_of: the minibatch's scalar loss under the policy it is handed; it may ask that
-        policy only for ``step_moments`` of all the units, in their order. What the loss owes to other parameters, such
-        as a learned noise, is exact.
+        unit [B]: the minibatch. loss_of: the minibatch's scalar loss under the policy it is handed, which it may ask
+        only for ``step_moments`` or ``step_log_prob`` of all the units, in their order. What the loss owes to other
+        parameters, such as a learned noise, is exact.
         """
         if not self.enabled:
             loss_of(policy).backward()

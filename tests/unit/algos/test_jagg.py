@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from robopo.algos.choices import Samples
 from robopo.algos.jagg import FixedOutput, Jagg, JaggBackward, chord_weights, straightness, to_ends
 from robopo.errors import ConfigError, ShapeError
-from robopo.policies.config import ChunkPolicyConfig
+from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.types import Moments
 
 H, TA, A, OBS = 3, 2, 2, 4
@@ -285,6 +285,24 @@ def test_minibatches_keep_windows_whole():
     assert accelerator.minibatches(units[:0], 12, torch.Generator()) == []
 
 
+@pytest.mark.parametrize("reduce", list(Reduce))
+def test_a_policy_that_has_answered_scores_executed_rows_with_its_answers(reduce):
+    policy = Field(16)
+    policy.config = ChunkPolicyConfig(reduce=reduce)
+    data = make_data(policy)
+    unit = torch.tensor([3, 9, 40])
+    decision, i = unit // 8, unit % 8
+    obs, x_in, x_out = data.rows(decision), data.latents[decision, i], data.latents[decision, i + 1]
+    fixed = FixedOutput(policy, policy.net_output(obs, x_in, i))
+    expected = policy.step_moments(obs, x_in, i)
+    assert all(torch.equal(a, b) for a, b in zip(fixed.step_moments(obs, x_in, i), expected, strict=True))
+    normal = torch.distributions.Normal(expected.mean, expected.std)
+    elements = normal.log_prob(x_out)[:, :TA].flatten(1)
+    scores = elements.mean(1) if reduce is Reduce.MEAN else elements.sum(1)
+    torch.testing.assert_close(fixed.step_log_prob(obs, x_in, x_out, i), scores, rtol=1e-10, atol=1e-10)
+    assert fixed.spec is policy.spec
+
+
 def test_what_does_not_fit_is_refused():
     policy = Field(None)
     with pytest.raises(ConfigError, match=r"window=3.*ft_steps=8"):
@@ -292,10 +310,11 @@ def test_what_does_not_fit_is_refused():
     policy.has_moments = False
     with pytest.raises(ConfigError, match="no moments"):
         JaggBackward(Jagg(), policy)
+    policy.has_moments, policy.config = True, ChunkPolicyConfig(compat_published=True)
+    with pytest.raises(ConfigError, match=r"Jagg.*compat_published"):
+        JaggBackward(Jagg(), policy)
     fixed = FixedOutput(policy, torch.zeros(4, H, A))
     assert fixed.ft_steps == 8
-    with pytest.raises(ConfigError, match=r"Jagg.*step_log_prob.*PerStep"):
-        fixed.step_log_prob({}, torch.zeros(1), torch.zeros(1), torch.zeros(1))
     with pytest.raises(ShapeError, match="2 steps were asked for, 4"):
         fixed.step_moments({}, torch.zeros(2, H, A), torch.zeros(2))
 
