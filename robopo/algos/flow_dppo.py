@@ -79,6 +79,6 @@ def divergence_of(ratio: RatioBatch, region: str) -> Tensor:
     if ratio.divergence is None:
         raise ConfigError(
             f"trust region {region} needs a divergence, but the ratio gives none; use a ratio with Gaussian moments, "
-            "CfmRatio(divergence_eta=...), or a trust region that only looks at the ratio (Clip, SPO, SoftGate)"
+            "CfmRatio with divergence=true, or a trust region that only looks at the ratio (Clip, SPO, SoftGate)"
         )
     return ratio.divergence.detach()
