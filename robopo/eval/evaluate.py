@@ -79,6 +79,7 @@ def evaluate(
         "num_envs": sim.num_envs,
         "action_mode": sim.spec.action_mode,
         "control_hz": sim.spec.control_hz,
+        "has_success": sim.spec.has_success,
         "max_steps": limit,
         "action_steps": rows_per_chunk,
         "deterministic": deterministic,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from math import sqrt
 from pathlib import Path
+from statistics import stdev
 from typing import Any, NamedTuple
 
 from robopo.data.files import write_text
@@ -83,6 +85,23 @@ class EvalReport:
         return sum(row.return_ for row in self.rows) / self.n
 
     @property
+    def return_sem(self) -> float | None:
+        """Standard error of the mean return; None of a single episode."""
+        return standard_error([row.return_ for row in self.rows])
+
+    @property
+    def has_success(self) -> bool:
+        """Whether the simulator knows success; where not, every row says False and the return is what counts."""
+        return bool(self.settings.get("has_success", True))
+
+    @property
+    def headline(self) -> str:
+        """The number that counts: ``success 0.82 [0.69, 0.90]``, or ``return 4810 ± 52`` (mean, standard error)."""
+        return (
+            f"success {self.success}" if self.has_success else f"return {plus_minus(self.mean_return, self.return_sem)}"
+        )
+
+    @property
     def mean_steps(self) -> float:
         """Mean episode length in control steps."""
         return self.env_steps / self.n
@@ -100,6 +119,7 @@ class EvalReport:
             "success": self.success._asdict(),
             "success_at_end": self.success_at_end._asdict(),
             "mean_return": self.mean_return,
+            "return_sem": self.return_sem,
             "mean_steps": self.mean_steps,
             "env_steps": self.env_steps,
             "wall_s": self.wall_s,
@@ -138,6 +158,16 @@ class EvalReport:
         write_text(path, buffer.getvalue())
 
 
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean of independent values; None of fewer than two."""
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else None
+
+
+def plus_minus(mean: float, sem: float | None) -> str:
+    """For example ``4810 ± 52``; without the error where there is none."""
+    return f"{mean:.4g}" if sem is None else f"{mean:.4g} ± {sem:.2g}"
+
+
 class Comparison(NamedTuple):
     """Two policies on the same episodes: solved by the second alone, by the first alone, and the exact p-value."""
 
@@ -148,11 +178,29 @@ class Comparison(NamedTuple):
 
 def compare(before: EvalReport, after: EvalReport) -> Comparison:
     """Pair the episodes of two reports by seed. Raises DataError when they ran on different seeds."""
-    first = {row.seed: row.success for row in before.rows}
-    second = {row.seed: row.success for row in after.rows}
+    pairs = _pairs(before, after)
+    gained = sum(second.success and not first.success for first, second in pairs)
+    lost = sum(first.success and not second.success for first, second in pairs)
+    return Comparison(gained, lost, sign_test(gained, lost))
+
+
+class ReturnChange(NamedTuple):
+    """Mean of the second policy's return minus the first's on the same episode, and its standard error."""
+
+    mean: float
+    sem: float | None
+
+
+def compare_returns(before: EvalReport, after: EvalReport) -> ReturnChange:
+    """Pair the episodes of two reports by seed. Raises DataError when they ran on different seeds."""
+    change = [second.return_ - first.return_ for first, second in _pairs(before, after)]
+    return ReturnChange(sum(change) / len(change), standard_error(change))
+
+
+def _pairs(before: EvalReport, after: EvalReport) -> list[tuple[EpisodeRow, EpisodeRow]]:
+    """The two rows of each seed."""
+    first, second = ({row.seed: row for row in report.rows} for report in (before, after))
     if first.keys() != second.keys():
         alone = len(first.keys() ^ second.keys())
         raise DataError(f"{alone} seeds appear in one report alone; evaluate both policies on the same seeds")
-    gained = sum(second[seed] and not first[seed] for seed in first)
-    lost = sum(first[seed] and not second[seed] for seed in first)
-    return Comparison(gained, lost, sign_test(gained, lost))
+    return [(row, second[seed]) for seed, row in first.items()]

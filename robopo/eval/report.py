@@ -18,7 +18,7 @@ from robopo.data.files import write_text
 from robopo.errors import DataError
 from robopo.eval.charts import Bar, interval_chart, percent_range, rate_curve
 from robopo.eval.intervals import wilson
-from robopo.eval.records import EpisodeRow, EvalReport, compare
+from robopo.eval.records import EpisodeRow, EvalReport, compare, compare_returns, plus_minus
 
 MAX_EVENTS = 60
 
@@ -103,7 +103,7 @@ class Report:
         style = (files("robopo.eval") / "report.css").read_text(encoding="utf-8")
         sections = [
             self._headline(),
-            _section("Success during training", _curve(self.curve)) if self.curve else "",
+            _section("Success during training", _curve(self.curve)) if self.curve and self._has_success() else "",
             _section("Episodes to watch", _films(self.films)) if self.films else "",
             _section("Deployment", _deployment(self.deployment)) if self.deployment else "",
             _section("Every episode", _episodes(self.before, self.after)) if self.before or self.after else "",
@@ -130,6 +130,8 @@ class Report:
         reports = [(name, report) for name, report in (("before", self.before), ("after", self.after)) if report]
         if not reports:
             return head
+        if not self._has_success():
+            return f'{head}\n<section class="headline">{_returns(reports)}{self._facts()}</section>'
         rates = ' <span class="arrow" aria-hidden="true">→</span> '.join(
             f'<span class="rate {name}">{_percent(report.success.point)}<small> % {name}</small></span>'
             for name, report in reports
@@ -157,17 +159,41 @@ class Report:
             f"({chance}, exact sign test)."
         )
 
+    def _has_success(self) -> bool:
+        """Whether rates mean something; a page without an evaluation takes them as they are."""
+        reports = [report for report in (self.before, self.after) if report]
+        return not reports or any(report.has_success for report in reports)
+
     def _facts(self) -> str:
         facts: dict[str, str] = {}
-        for name, of in (("Mean episode length", "mean_steps"), ("Mean return", "mean_return")):
+        shown = (("Mean episode length", "mean_steps"), ("Mean return", "mean_return"))
+        for name, of in shown if self._has_success() else shown[:1]:
             values = [f"{getattr(report, of):.4g}" for report in (self.before, self.after) if report]
             facts[name + (" (steps)" if of == "mean_steps" else "")] = " → ".join(values)
-        ends = [f"{_percent(report.success_at_end.point)} %" for report in (self.before, self.after) if report]
-        facts["Solved at the last step"] = " → ".join(ends)
+        if self._has_success():
+            ends = [f"{_percent(report.success_at_end.point)} %" for report in (self.before, self.after) if report]
+            facts["Solved at the last step"] = " → ".join(ends)
         if self.curve:
             facts["Training steps"] = f"{self.curve[-1].env_steps:,}"
             facts["Training time"] = _duration(self.curve[-1].wall_s)
         return _definition_list("facts", facts)
+
+
+def _returns(reports: Sequence[tuple[str, EvalReport]]) -> str:
+    """The headline of a task without success: mean returns with their standard errors."""
+    shown = ' <span class="arrow" aria-hidden="true">→</span> '.join(
+        f'<span class="rate {name}">{report.mean_return:.4g}<small> {name}</small></span>' for name, report in reports
+    )
+    said = "; ".join(
+        f"{name} fine-tuning a mean return of {plus_minus(report.mean_return, report.return_sem)} "
+        f"over {report.n} episodes"
+        for name, report in reports
+    )
+    text = f"{said[0].upper() + said[1:]} (± standard error). This task has no success: the return is what counts."
+    if len(reports) == 2 and sorted(reports[0][1].seeds) == sorted(reports[1][1].seeds):
+        change = compare_returns(reports[0][1], reports[1][1])
+        text += f" On the same episodes the return changed by {plus_minus(change.mean, change.sem)}."
+    return f'<div class="rates">{shown}</div><p>{escape(text)}</p>'
 
 
 def _section(title: str, body: str) -> str:
@@ -243,18 +269,22 @@ def _detail(event: Mapping[str, Any]) -> str:
 
 def _episodes(before: EvalReport | None, after: EvalReport | None) -> str:
     reports = [(name, report) for name, report in (("Before", before), ("After", after)) if report]
-    by_seed = [{row.seed: row for row in report.rows} for _, report in reports]
-    seeds = list(dict.fromkeys(seed for report in by_seed for seed in report))
+    by_seed = [(report.has_success, {row.seed: row for row in report.rows}) for _, report in reports]
+    seeds = list(dict.fromkeys(seed for _, rows_of in by_seed for seed in rows_of))
     header = ["Seed", *(f"{name}: {what}" for name, _ in reports for what in ("outcome", "steps", "return"))]
-    rows = [[str(seed), *(cell for report in by_seed for cell in _cells(report.get(seed)))] for seed in seeds]
+    rows = [
+        [str(seed), *(cell for rated, rows_of in by_seed for cell in _cells(rows_of.get(seed), rated=rated))]
+        for seed in seeds
+    ]
     table = _table("Episodes by seed; the same seed is the same start", header, rows)
     return f"<details><summary>Table of {len(seeds)} episodes</summary>{table}</details>"
 
 
-def _cells(row: EpisodeRow | None) -> list[str]:
+def _cells(row: EpisodeRow | None, *, rated: bool) -> list[str]:
     if row is None:
         return ["not run", "", ""]
-    outcome = "✓ solved" if row.success else "✗ diverged" if row.diverged else "✗ failed"
+    missed = "✗ failed" if rated else "ended early" if row.terminated else "ran its time"
+    outcome = "✓ solved" if row.success else "✗ diverged" if row.diverged else missed
     return [outcome, str(row.steps), f"{row.return_:.4g}"]
 
 

@@ -44,6 +44,8 @@ class RolloutStats:
     sim_s: float
     """Wall-clock seconds inside the simulator."""
     total_s: float
+    has_success: bool = True
+    """Whether the simulator knows success; where not, there is no rate."""
 
     @property
     def successes(self) -> int:
@@ -57,8 +59,8 @@ class RolloutStats:
 
     @property
     def success_rate(self) -> float:
-        """Share of the finished episodes that succeeded; NaN when none finished."""
-        return self.successes / len(self.episodes) if self.episodes else float("nan")
+        """Share of the finished episodes that succeeded; NaN when none finished, or nothing can succeed."""
+        return self.successes / len(self.episodes) if self.episodes and self.has_success else float("nan")
 
     @property
     def mean_return(self) -> float:

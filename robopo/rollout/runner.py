@@ -77,6 +77,7 @@ class ChunkRunner:
             policy_s=self._policy_s,
             sim_s=self._sim_s,
             total_s=time.perf_counter() - self._began,
+            has_success=self.sim.spec.has_success,
         )
 
     def reset(self, seed: Seed = None, mask: NDArray[np.bool_] | None = None) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from robopo.errors import ConfigError, DataError, NonFiniteError, ShapeError
 from robopo.eval.evaluate import evaluate
-from robopo.eval.records import EpisodeRow, EvalReport, compare
+from robopo.eval.records import EpisodeRow, EvalReport, compare, compare_returns
+from sims.gymnasium_vec import GymnasiumVec
 
 from .fakes import Constant, Drawing, LineSim, Noisy
 
@@ -149,3 +150,40 @@ def test_means() -> None:
     report = make_report(True, False)
     np.testing.assert_allclose([report.mean_steps, report.mean_return], [10.5, 0.5])
     assert report.summary()["success"]["point"] == 0.5
+
+
+def test_a_simulator_without_success_is_judged_by_its_returns(tmp_path: Path) -> None:
+    """Standing still: every row says False, and the report says that this means nothing."""
+    spec = {
+        "obs": {"state": 17},
+        "action_dim": 6,
+        "control_hz": 20.0,
+        "action_mode": "native",
+        "task": "HalfCheetah-v5",
+    }
+
+    class Still(Constant):
+        def act(self, obs, *, deterministic=True, generator=None):
+            return torch.zeros(len(obs["state"]), self.spec.horizon, 6)
+
+    sim = GymnasiumVec("HalfCheetah-v5", 2, max_episode_steps=10)
+    report = evaluate(Still(**spec), sim, seeds=[3, 4, 5])
+    assert [row.steps for row in report.rows] == [10, 10, 10]
+    assert not report.has_success and report.successes == 0
+    assert report.headline == f"return {report.mean_return:.4g} ± {report.return_sem:.2g}"
+    alone = evaluate(Still(**spec), GymnasiumVec("HalfCheetah-v5", 1, max_episode_steps=10), seeds=[5])
+    assert alone.rows[0] == report.rows[2], "an episode is a function of its seed"
+    assert alone.return_sem is None and "±" not in alone.headline
+    report.write_json(tmp_path / "report.json")
+    assert EvalReport.read_json(tmp_path / "report.json") == report
+
+
+def test_returns_are_paired_by_seed() -> None:
+    def rows(values: dict[int, float]) -> EvalReport:
+        return EvalReport(tuple(EpisodeRow(seed, False, False, 1, value, False) for seed, value in values.items()))
+
+    change = compare_returns(rows({1: 0.0, 2: 5.0}), rows({2: 7.0, 1: 4.0}))
+    assert change == (3.0, 1.0)  # changes 4 and 2: sd sqrt(2), divided by sqrt(2)
+    with pytest.raises(DataError, match="2 seeds"):
+        compare_returns(rows({1: 0.0}), rows({2: 0.0}))
+    assert rows({1: 1.0, 2: 2.0}).headline.startswith("success 0.00")

@@ -136,6 +136,29 @@ def test_different_episodes_are_not_paired() -> None:
     assert "not run" in page.text
 
 
+def returns(*values: float, first_seed: int = 50) -> EvalReport:
+    rows = tuple(EpisodeRow(first_seed + i, False, False, 10, value, i == 0) for i, value in enumerate(values))
+    return EvalReport(rows, {"has_success": False})
+
+
+def test_a_task_without_success_is_told_by_its_returns() -> None:
+    """Means 2 and 12; deviations -1, 0, 1 give 1 / sqrt(3) = .58; changes 9, 10, 11 the same."""
+    report = Report("Run", before=returns(1, 2, 3), after=returns(10, 12, 14), curve=[CurvePoint(0, 0.0, 0, 3)])
+    page = outline(report.to_html())
+    for expected in (
+        "2 before", "12 after", "Before fine-tuning a mean return of 2 ± 0.58 over 3 episodes",
+        "after fine-tuning a mean return of 12 ± 1.2", "the return changed by 10 ± 0.58", "has no success",
+        "ended early", "ran its time",
+    ):  # fmt: skip
+        assert expected in page.text, expected
+    for wrong in ("solved", "%", "failed", "Success during training"):
+        assert wrong not in page.text, wrong
+    other = outline(Report("Run", before=returns(1, 2), after=returns(3, 4, first_seed=0)).to_html())
+    assert "changed by" not in other.text
+    alone = outline(Report("Run", after=returns(7)).to_html())
+    assert "After fine-tuning a mean return of 7 over 1 episodes" in alone.text
+
+
 def test_a_missing_film_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"can't embed film .*none\.mp4"):
         Report("x", films=[Film("after", tmp_path / "none.mp4")]).to_html()

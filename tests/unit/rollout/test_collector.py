@@ -10,6 +10,7 @@ from torch import Tensor
 from robopo.errors import ConfigError, ShapeError
 from robopo.rollout.collector import Collector
 from robopo.types import DenoisingChain, Observation
+from sims.gymnasium_vec import GymnasiumVec
 from sims.mujoco_vec import MujocoVec
 from tests.helpers.fake_policy import FakePolicy, FakeSpec
 from tests.helpers.point_mass import PointMass
@@ -213,3 +214,20 @@ def test_diverged_episodes_are_counted() -> None:
     assert collector.stats.diverged == 1
     assert [(e.env, e.diverged) for e in collector.stats.episodes if e.diverged] == [(1, True)]
     sim.close()
+
+
+def test_without_success_there_is_no_rate() -> None:
+    """A running task: episodes end and have returns, and a rate of 0 would be a lie."""
+    spec = FakeSpec(
+        obs={"state": 17}, action_dim=6, action_names=tuple("abcdef"), control_hz=20.0, action_mode="native"
+    )
+    sim = GymnasiumVec("HalfCheetah-v5", 2, max_episode_steps=4)
+    collector = Collector(sim, FakePolicy(spec=spec))
+    collector.collect(4, torch.Generator().manual_seed(0))
+    assert collector.stats is not None and len(collector.stats.episodes) == 4
+    assert np.isnan(collector.stats.success_rate) and np.isfinite(collector.stats.mean_return)
+    saved = collector.state_dict()
+    first = collector.collect(3, torch.Generator().manual_seed(1))
+    resumed = Collector(GymnasiumVec("HalfCheetah-v5", 2, max_episode_steps=4, seed=9), FakePolicy(spec=spec))
+    resumed.load_state_dict(saved)
+    assert torch.equal(resumed.collect(3, torch.Generator().manual_seed(1)).next_obs["state"], first.next_obs["state"])
