@@ -157,6 +157,12 @@ class ReplayBuffer:
             "columns": {name: column[: self.size] for name, column in self._columns.items()},
         }
 
+    def snapshot(self) -> dict[str, Any]:
+        """``state_dict()`` that ``replace_actions`` doesn't change afterwards; only ``add`` may, so read it before."""
+        state = self.state_dict()
+        columns: Columns = state["columns"]
+        return state | {"columns": columns | {"action": columns["action"].clone()}}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly from ``state_dict()``. Raises CheckpointError when it belongs to another buffer."""
         if int(state["capacity"]) != self.capacity:

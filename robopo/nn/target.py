@@ -18,13 +18,13 @@ class TargetNetwork[M: nn.Module]:
     Polyak averaging, Lillicrap et al. 2016 (DDPG), arXiv 1509.02971. Buffers are copied, not averaged.
     """
 
-    def __init__(self, online: M, tau: float) -> None:
-        """tau: 0 < tau <= 1; 1 copies."""
+    def __init__(self, online: M, tau: float, *, into: M | None = None) -> None:
+        """tau: 0 < tau <= 1; 1 copies. into: a module of the same layout that follows instead of a fresh copy."""
         if not 0.0 < tau <= 1.0:
             raise ConfigError(f"tau={tau}: expected 0 < tau <= 1")
         self.tau = tau
         self.online = online
-        self.module: M = copy.deepcopy(online).requires_grad_(False).eval()
+        self.module: M = (copy.deepcopy(online) if into is None else into).requires_grad_(False).eval()
 
     @torch.no_grad()
     def update(self) -> None:
