@@ -1,0 +1,72 @@
+"""Settings of policies: chunk sizes, a process and a network. YAML under ``configs/policy`` puts them together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from robopo.nn.dit import DiTConfig
+from robopo.nn.gaussian_mlp import GaussianMLPConfig
+from robopo.nn.mlp import DiffusionMLPConfig
+from robopo.nn.unet1d import UNet1DConfig
+from robopo.policies.config import ChunkPolicyConfig
+from robopo.policies.one_step import OneStepConfig
+from robopo.processes.base import DiffusionConfig
+from robopo.processes.flow import FlowConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPolicySettings:
+    """A diffusion or flow policy. With a perceptron, action_steps should be the horizon: it can't tell rows apart."""
+
+    obs_steps: int = 1
+    """To, observations a decision sees."""
+    horizon: int = 4
+    """H, rows a decision predicts."""
+    action_steps: int = 4
+    """Ta, rows that run before the next decision."""
+    process: Any = None
+    """Noise schedule and sampler: a DiffusionConfig or a FlowConfig."""
+    sampling: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
+    """Noise floors, clips and likelihood."""
+    net: Any = None
+    """Sizes of the network: a DiffusionMLPConfig, UNet1DConfig or DiTConfig."""
+
+
+class DirectKind(StrEnum):
+    """A policy that draws its chunk at once."""
+
+    GAUSSIAN = "gaussian"
+    GMM = "gmm"
+
+
+@dataclass(frozen=True, slots=True)
+class DirectPolicySettings:
+    """A Gaussian policy, or a mixture of Gaussians, over chunks."""
+
+    kind: DirectKind = DirectKind.GAUSSIAN
+    """One Gaussian, or ``net.num_modes`` of them."""
+    obs_steps: int = 1
+    """To, observations a decision sees."""
+    horizon: int = 4
+    """H, rows a decision predicts."""
+    action_steps: int = 4
+    """Ta, rows that run before the next decision."""
+    sampling: OneStepConfig = field(default_factory=OneStepConfig)
+    """Squashing, clips and likelihood."""
+    net: GaussianMLPConfig = field(default_factory=GaussianMLPConfig)
+    """Sizes of the network, and the range of its standard deviations."""
+
+
+type PolicySettings = ChunkPolicySettings | DirectPolicySettings
+
+POLICIES = {
+    ("policy", "chunk_policy_schema"): ChunkPolicySettings,
+    ("policy", "direct_policy_schema"): DirectPolicySettings,
+    ("policy/process", "diffusion_schema"): DiffusionConfig,
+    ("policy/process", "flow_schema"): FlowConfig,
+    ("policy/net", "mlp_schema"): DiffusionMLPConfig,
+    ("policy/net", "unet_schema"): UNet1DConfig,
+    ("policy/net", "dit_schema"): DiTConfig,
+}
