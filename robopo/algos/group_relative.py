@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from robopo.algos.choices import Advantages, RolloutKind
+from robopo.algos.named_choice import named_choice
 from robopo.errors import ConfigError, ShapeError
 from robopo.losses.gae import gae
 from robopo.losses.group_relative import group_advantage
@@ -46,19 +47,18 @@ class GroupRelative:
     """Advantages are limited to +-clamp; greater than 0. None: no limit."""
     eps: float = 1e-4
     """Added to the standard deviation; greater than 0."""
-    gamma: float = 0.99
+    gamma: float = 0.999
     """Discount per decision of the critic's target; 0 to 1."""
-    gae_lambda: float = 0.95
+    lam: float = 0.95
     """Lambda of the critic's target; 0 to 1. 1 with gamma 1 is the plain return."""
 
     def __post_init__(self) -> None:
-        # Hydra hands over the name.
-        object.__setattr__(self, "std", _group_std(self.std))
+        object.__setattr__(self, "std", named_choice(GroupStd, "std", self.std))
         if self.clamp is not None and not self.clamp > 0.0:
             raise ConfigError(f"clamp={self.clamp}: expected more than 0, or null for no limit")
         if not self.eps > 0.0:
             raise ConfigError(f"eps={self.eps}: expected more than 0")
-        for name in ("gamma", "gae_lambda"):
+        for name in ("gamma", "lam"):
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
                 raise ConfigError(f"{name}={value}: expected 0 to 1")
@@ -93,13 +93,6 @@ class GroupRelative:
             terminated=batch.terminated,
             truncated=batch.truncated,
             gamma=self.gamma,
-            lam=self.gae_lambda,
+            lam=self.lam,
         )
         return Advantages(advantage=torch.where(use, out.advantage, 0.0), returns=target.returns, use=use)
-
-
-def _group_std(name: str) -> GroupStd:
-    try:
-        return GroupStd(name)
-    except ValueError:
-        raise ConfigError(f"std={name!r}: expected one of {', '.join(GroupStd)}") from None

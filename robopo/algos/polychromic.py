@@ -31,15 +31,15 @@ class Polychromic:
 
     window: int = 5
     """W, decisions of a continuation that get the set's advantage; 1 or more."""
-    gamma: float = 0.99
+    gamma: float = 0.999
     """Discount per decision of GAE; 0 to 1."""
-    gae_lambda: float = 0.95
+    lam: float = 0.95
     """Lambda of GAE; 0 to 1."""
 
     def __post_init__(self) -> None:
         if self.window < 1:
             raise ConfigError(f"window={self.window}: expected 1 or more decisions")
-        for name in ("gamma", "gae_lambda"):
+        for name in ("gamma", "lam"):
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
                 raise ConfigError(f"{name}={value}: expected 0 to 1")
@@ -58,7 +58,7 @@ class Polychromic:
             terminated=batch.terminated,
             truncated=batch.truncated,
             gamma=self.gamma,
-            lam=self.gae_lambda,
+            lam=self.lam,
         )
         advantage, use = target.advantage, batch.extras.get("use")
         if "vine" in batch.extras:

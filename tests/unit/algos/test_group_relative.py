@@ -51,8 +51,8 @@ def test_every_decision_of_an_episode_gets_its_advantage() -> None:
 
 def test_scaled_rewards_change_the_critics_target_alone() -> None:
     data, zero = batch(), torch.zeros_like(REWARD)
-    plain = GroupRelative(gamma=0.5, gae_lambda=1.0)(data, data.reward, zero, zero)
-    scaled = GroupRelative(gamma=0.5, gae_lambda=1.0)(data, 3.0 * data.reward, zero, zero)
+    plain = GroupRelative(gamma=0.5, lam=1.0)(data, data.reward, zero, zero)
+    scaled = GroupRelative(gamma=0.5, lam=1.0)(data, 3.0 * data.reward, zero, zero)
     assert plain.advantage.equal(scaled.advantage)
     torch.testing.assert_close(scaled.returns, 3.0 * plain.returns)
     # V = 0 and lambda 1: discounted returns. E2 earns 1 at its second decision; E0's end stops the trace.
@@ -81,7 +81,7 @@ def test_positive_part() -> None:
 def test_errors_say_what_to_do() -> None:
     with pytest.raises(ShapeError, match="GroupCollector"):
         estimate(GroupRelative(), replace(batch(), extras={}))
-    for field, value in (("clamp", 0.0), ("eps", 0.0), ("gamma", 1.1), ("gae_lambda", -0.1), ("std", "row")):
+    for field, value in (("clamp", 0.0), ("eps", 0.0), ("gamma", 1.1), ("lam", -0.1), ("std", "row")):
         with pytest.raises(ConfigError, match=field):
             GroupRelative(**{field: value})
     assert GroupRelative(std="batch").std is GroupStd.BATCH  # as YAML says it

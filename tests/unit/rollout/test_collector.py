@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from robopo.errors import ConfigError, ShapeError
+from robopo.losses.gae import gae
 from robopo.rollout.collector import Collector
 from robopo.types import DenoisingChain, Observation
 from sims.gymnasium_vec import GymnasiumVec
@@ -99,6 +100,22 @@ def test_reward_is_the_sum_over_the_executed_rows() -> None:
     batch = collect(Collector(sim, Scripted(FakeSpec(horizon=4, action_steps=4))), 8)
     # 30 = 7 chunks of 4 and 2 more rows
     assert batch.reward[:, 0].tolist() == [4, 4, 4, 4, 4, 4, 4, 2]
+
+
+def test_advantages_of_episodes_that_end_inside_a_chunk() -> None:
+    """Rewards 3, 3, 1 and a cut: deltas 3, 3, 1 + .5 * 4, so A = 3.9375, 3.75, 3 with gamma = lambda = .5."""
+
+    def advantage(*, terminate: bool) -> list[float]:
+        sim = PointMass(1, max_episode_steps=7, radius=10.0, terminate_on_success=terminate)
+        batch = collect(Collector(sim, Scripted(FakeSpec(horizon=3, action_steps=3))), 3)
+        zero = torch.zeros(3, 1)
+        after = torch.full((3, 1), 4.0) * (batch.terminated | batch.truncated)
+        flags = {"terminated": batch.terminated, "truncated": batch.truncated}
+        out = gae(reward=batch.reward, value=zero, next_value=after, gamma=0.5, lam=0.5, **flags)
+        return out.advantage[:, 0].tolist()
+
+    assert advantage(terminate=False) == [3.9375, 3.75, 3.0]
+    assert advantage(terminate=True) == [1.0, 1.0, 1.0]  # one row each, and nothing to bootstrap
 
 
 def test_history_counts_control_steps_not_decisions() -> None:
