@@ -130,6 +130,8 @@ class Scheduler:
     grace_s: float = 120.0
     """After a signal, how long processes may take to save before they are killed."""
     _entries: dict[str, _Entry] = field(default_factory=dict[str, _Entry], init=False)
+    _others: dict[str, _Entry] = field(default_factory=dict[str, _Entry], init=False)
+    """Jobs in the state that are not ours this time: kept as they are."""
     _running: list[_Process] = field(default_factory=list[_Process], init=False)
     _kill_at: float | None = field(default=None, init=False)
 
@@ -249,6 +251,7 @@ class Scheduler:
             if entry.status in (Status.FAILED, Status.SKIPPED):
                 entry.status = Status.WAITING
             self._entries[job.name] = entry
+        self._others = {name: entry for name, entry in known.items() if name not in self._entries}
 
     def _write(self) -> None:
         jobs = {
@@ -258,7 +261,7 @@ class Scheduler:
                 "seconds": round(entry.seconds, 2),
                 "settings": [*entry.settings],
             }
-            for name, entry in self._entries.items()
+            for name, entry in {**self._others, **self._entries}.items()
         }
         write_text(self.folder / STATE, json.dumps({"schema": SCHEMA, "jobs": jobs}, indent=1) + "\n")
 

@@ -66,6 +66,16 @@ COMMANDS = {
             ("robopo eval checkpoint=runs/train/lift-dppo/checkpoints/step_00000010", "one checkpoint of a run"),
         ),
     ),
+    "compare": Command(
+        "robopo.cli.compare",
+        "methods x tasks x seeds from shared starts, at equal control steps, with tables and curves",
+        "Studies lie in configs/study. Runs go side by side, one per core; Ctrl-C saves, resume= continues.",
+        (
+            ("robopo compare study=lift_push", "all of it"),
+            ("robopo compare study=lift_push tasks=[lift] methods=[dppo,flow_clip]", "a part of it"),
+            ("robopo compare resume=runs/compare/lift-push", "continue"),
+        ),
+    ),
     "deploy": Command(
         "robopo.cli.deploy",
         "run a policy on an arm behind the safety gate, at its control rate",

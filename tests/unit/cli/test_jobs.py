@@ -40,6 +40,8 @@ def test_needs_come_first_and_done_jobs_are_not_run_again(tmp_path: Path) -> Non
     assert read_status(tmp_path) == {"a": Status.DONE, "b": Status.DONE}
     assert log_path(tmp_path, "b").read_text().splitlines()[-1] == "run"
     run(tmp_path, *jobs, job(tmp_path, "c", "", "b"))
+    run(tmp_path, job(tmp_path, "c"))  # a part of them alone forgets nothing of the others
+    run(tmp_path, *jobs)
     assert [attempts(tmp_path, name) for name in "abc"] == [1, 1, 1]
 
 
