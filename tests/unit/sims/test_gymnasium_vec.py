@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict
 
+from robopo.cli.configs import build, load_config
+from robopo.cli.schema import TRAIN
 from sims.gymnasium_vec import GymnasiumVec, episode_seed
 from sims.seeding import environment_keys
 
@@ -234,3 +236,12 @@ def test_a_missing_package_is_named() -> None:
             GymnasiumVec("CarRacing-v3", 1)
     else:
         pytest.skip("Box2D is installed")
+
+
+@pytest.mark.parametrize("overrides", [["sim=half_cheetah"], ["sim=gymnasium", "sim.env_id=Pendulum-v1"]])
+def test_its_configuration_builds_it(overrides: list[str]) -> None:
+    node = load_config("train", overrides, TRAIN).sim
+    sim = build(node, num_envs=1)
+    assert sim.spec.engine == "gymnasium" and sim.spec.name in ("HalfCheetah-v5", "Pendulum-v1")
+    assert not sim.spec.has_success
+    sim.close()
