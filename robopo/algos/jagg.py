@@ -198,6 +198,7 @@ class JaggBackward:
         upstream = torch.zeros_like(out).view(shape) if out.grad is None else out.grad.view(shape)
         rows = policy.spec.action_steps
         chosen = self._route(straightness(out.detach().view(shape)[:, :, :rows], windows.alpha))
+        chosen &= windows.present.sum(1) > 1  # one step costs less than two ends
         ends = to_ends(upstream, windows.alpha)
         if self.updates % self.config.check_every == 0 and not self._agrees(policy, windows, upstream, ends, chosen):
             chosen = torch.zeros_like(chosen)
