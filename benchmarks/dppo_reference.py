@@ -8,8 +8,10 @@ minibatch reads its metrics back. It shares no code with ``robopo``.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,11 +31,18 @@ class Rollout:
     truncated: np.ndarray
 
 
+def flat_settings(config: Any, gae: Any, ratio: Any, clip: Any) -> SimpleNamespace:
+    """One namespace with the published names, from the choices that make up DPPO."""
+    named = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    named |= {"gamma": gae.gamma, "gae_lambda": gae.lam, "gamma_denoise": ratio.gamma_denoise}
+    return SimpleNamespace(**named, clip_base=clip.base, clip_coef=clip.coef, clip_rate=clip.rate)
+
+
 class PublishedDPPO:
     """DDPM with K levels (cosine schedule), the last K' of them fine-tuned."""
 
     def __init__(self, ft_net: nn.Module, frozen_net: nn.Module, critic: nn.Module, config: Any, **sizes: Any) -> None:
-        """sizes: levels, ft_steps, action_steps, std_floor, denoised_clip. config: fields as in robopo's DPPOConfig."""
+        """sizes: levels, ft_steps, action_steps, std_floor, denoised_clip. config: from ``flat_settings``."""
         self.ft_net, self.frozen_net, self.critic, self.config = ft_net, frozen_net, critic, config
         self.K, self.ft_steps, self.action_steps = sizes["levels"], sizes["ft_steps"], sizes["action_steps"]
         self.std_floor, self.denoised_clip = sizes["std_floor"], sizes["denoised_clip"]

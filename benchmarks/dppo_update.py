@@ -5,7 +5,7 @@
 The published sizes for state-based manipulation (3 x 512 network, 20 denoising steps, 10 of them fine-tuned, 7500 pairs
 per minibatch), with fewer decisions and epochs per iteration so that a round takes seconds on one core.
 
-- ours: ``DPPO.update`` (values, advantages, all minibatches, both optimisers, metrics).
+- ours: ``PolicyGradient.update`` as DPPO (values, advantages, all minibatches, both optimisers, metrics).
 - floor: bare forward and backward of the same two networks on ready-made batches of the same sizes and number; no
   optimiser, no loss, no gather.
 - reference: ``dppo_reference.py``.
@@ -28,9 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.dppo_reference import PublishedDPPO, Rollout
-from robopo.algos.dppo import DPPO
-from robopo.algos.dppo_config import CriticBatches, DPPOConfig
+from benchmarks.dppo_reference import PublishedDPPO, Rollout, flat_settings
+from robopo.algos.dppo import Clip, PerStep, dppo
+from robopo.algos.gae_advantage import GAE
+from robopo.algos.policy_gradient_config import CriticBatches, PolicyGradientConfig
 from robopo.critics.value import ValueNet
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.policies.base import PolicySpec
@@ -91,15 +92,18 @@ def reference_rollout(policy: ChunkPolicy, batch: RolloutBatch) -> Rollout:
     return Rollout(cond=encoded(batch.obs), next_cond=encoded(batch.next_obs), chain=batch.latents, **flags)
 
 
-def make_reference(policy: ChunkPolicy, critic: ValueNet, config: DPPOConfig) -> PublishedDPPO:
+def make_reference(policy: ChunkPolicy, critic: ValueNet, config: PolicyGradientConfig) -> PublishedDPPO:
     """The reference on the same networks."""
     sizes = {"levels": LEVELS, "ft_steps": FT_STEPS, "action_steps": SPEC.action_steps}
+    settings = flat_settings(config, GAE(), PerStep(), Clip())
     return PublishedDPPO(
-        policy.net, policy.frozen_net or policy.net, critic.net, config, std_floor=0.1, denoised_clip=1.0, **sizes
+        policy.net, policy.frozen_net or policy.net, critic.net, settings, std_floor=0.1, denoised_clip=1.0, **sizes
     )
 
 
-def make_floor(policy: ChunkPolicy, critic: ValueNet, batch: RolloutBatch, config: DPPOConfig) -> Callable[[], None]:
+def make_floor(
+    policy: ChunkPolicy, critic: ValueNet, batch: RolloutBatch, config: PolicyGradientConfig
+) -> Callable[[], None]:
     """Forward and backward of actor and critic, as often and on as many rows as the update runs them."""
     cond = policy.encode({key: value.flatten(0, 1) for key, value in batch.obs.items()})
     x = batch.latents[..., 0, :, :].flatten(0, 1)
@@ -145,12 +149,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     device = torch.device(options.device)
-    config = DPPOConfig(epochs=options.epochs, critic_warmup_iterations=0, critic_batches=options.critic_batches)
+    config = PolicyGradientConfig(
+        epochs=options.epochs, critic_warmup_iterations=0, critic_batches=options.critic_batches
+    )
     policy = make_policy().to(device)
     critic = ValueNet(SPEC.obs, SPEC.obs_steps, normalizer=policy.normalizer).to(device)
     batch = make_batch(policy, options.decisions, options.num_envs, device)
     data = reference_rollout(policy, batch)
-    algorithm, reference = DPPO(policy, critic, config), make_reference(policy, critic, config)
+    algorithm, reference = dppo(policy, critic, config), make_reference(policy, critic, config)
     generator = torch.Generator(device=device).manual_seed(0)
     contestants: dict[str, Callable[[], Any]] = {
         "floor": make_floor(policy, critic, batch, config),

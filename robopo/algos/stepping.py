@@ -9,11 +9,18 @@ from torch import Tensor, nn
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """AdamW without weight decay whose step is void, on the device, when the gradient is not finite."""
+    """AdamW whose step is void, on the device, when the gradient is not finite."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+    ) -> None:
         self._guarded = [parameter for parameter in parameters if parameter.requires_grad]
-        super().__init__(self._guarded, lr=lr, betas=(0.9, 0.999), weight_decay=0.0, fused=True)
+        super().__init__(self._guarded, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
 
     def guarded_step(self, *, max_grad_norm: float | None = None) -> Tensor:
         """Clip to ``max_grad_norm``, step, and return the gradient norm before clipping, a scalar on the device.

@@ -7,6 +7,7 @@ API is used instead of its decorator, so that mistakes are answered in robopo's 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -177,6 +178,10 @@ def _check_key(text: str, known: DictConfig) -> str:
     same_leaf = sorted(path for path in paths if path.rpartition(".")[2] == leaf)
     if same_leaf:
         raise ConfigError(f"unknown setting {key!r}; did you mean {same_leaf[0]!r}?")
+    below = {path.rpartition(".")[2]: path for path in paths if parent and path.startswith(f"{parent}.")}
+    close = difflib.get_close_matches(leaf, below, n=1)
+    if close:  # perhaps inside a choice of the algorithm
+        raise ConfigError(f"unknown setting {key!r}; did you mean {below[close[0]]!r}?")
     if not siblings:
         raise ConfigError(f"unknown setting {key!r}{did_you_mean(key, [p for p in paths if '.' not in p])}")
     raise ConfigError(f"unknown setting {key!r}{did_you_mean(key, siblings)}")

@@ -11,9 +11,15 @@ from typing import Any, NamedTuple
 import torch
 
 from robopo.algos.bc import BC, BCConfig
-from robopo.algos.dppo import DPPO
-from robopo.algos.dppo_config import DPPOConfig
-from robopo.cli.schema import FinetuneConfig, PolicyConfig
+from robopo.algos.choices import AdvantageEstimator, Ratio, TrustRegion
+from robopo.algos.jagg import Jagg, JaggBackward
+from robopo.algos.optimizers import OptimizerChoice
+from robopo.algos.policy_gradient import PolicyGradient
+from robopo.algos.policy_gradient_config import PolicyGradientConfig
+from robopo.algos.regularisers import Demonstrations
+from robopo.cli.configs import build
+from robopo.cli.policy_schema import ChunkPolicySettings, DirectKind, PolicySettings
+from robopo.cli.schema import FinetuneConfig
 from robopo.critics.value import ValueNet
 from robopo.data.demo import DemoData
 from robopo.data.sampler import WindowDataset, frame_tensors
@@ -23,6 +29,9 @@ from robopo.eval.seeds import SeedPurpose, evaluation_seeds
 from robopo.policies.base import PolicySpec
 from robopo.policies.build import build_chunk_policy
 from robopo.policies.chunk_policy import ChunkPolicy
+from robopo.policies.gaussian import GaussianPolicy
+from robopo.policies.gaussian_build import build_gaussian, build_gmm
+from robopo.policies.gmm import GMMPolicy
 from robopo.policies.io import save_policy
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.rollout.collector import Collector
@@ -31,8 +40,11 @@ from robopo.train.seeding import SeedTree
 from robopo.train.stages import CloningStage, OnPolicyStage
 from sims.base import SimSpec, VecSim
 
+type FinetunablePolicy = ChunkPolicy | GaussianPolicy | GMMPolicy
+"""What cloning makes and the policy-gradient family improves."""
 
-def policy_spec(sim: SimSpec, config: PolicyConfig) -> PolicySpec:
+
+def policy_spec(sim: SimSpec, config: PolicySettings) -> PolicySpec:
     """Names and sizes from the simulator, chunk sizes from the configuration."""
     return PolicySpec(
         obs={name: feature.shape[0] for name, feature in sim.observation.items()},
@@ -47,7 +59,7 @@ def policy_spec(sim: SimSpec, config: PolicyConfig) -> PolicySpec:
     )
 
 
-def new_policy(data: DemoData, sim: SimSpec, config: PolicyConfig, device: torch.device) -> ChunkPolicy:
+def new_policy(data: DemoData, sim: SimSpec, config: PolicySettings, device: torch.device) -> FinetunablePolicy:
     """A policy with fresh weights (torch's global generator) and the demonstrations' statistics.
 
     Raises DataError when the demonstrations don't fit the simulator.
@@ -62,7 +74,15 @@ def new_policy(data: DemoData, sim: SimSpec, config: PolicyConfig, device: torch
     normalizer = MinMaxNormalizer.fit(
         {key: x for key, x in frame_tensors(data).items() if key in {*spec.obs, "action"}}
     )
-    return build_chunk_policy(spec, config.net, config.process, config.sampling, normalizer).to(device)
+    return fresh_policy(spec, config, normalizer).to(device)
+
+
+def fresh_policy(spec: PolicySpec, config: PolicySettings, normalizer: MinMaxNormalizer) -> FinetunablePolicy:
+    """A policy on the CPU with fresh weights, from torch's global generator."""
+    if isinstance(config, ChunkPolicySettings):
+        return build_chunk_policy(spec, config.net, config.process, config.sampling, normalizer)
+    make = build_gaussian if config.kind is DirectKind.GAUSSIAN else build_gmm
+    return make(spec, config.net, config.sampling, normalizer)
 
 
 class Cloning(NamedTuple):
@@ -108,6 +128,27 @@ def cloning_stage(
     return Cloning(stage, averaged, refresh)
 
 
+class Choices(NamedTuple):
+    """The objects behind an algorithm's row. optimizer, accelerator: None for the default."""
+
+    ratio: Ratio
+    advantage: AdvantageEstimator
+    trust_region: TrustRegion
+    optimizer: OptimizerChoice | None
+    accelerator: Jagg | None
+
+
+def algorithm_choices(config: PolicyGradientConfig) -> Choices:
+    """Build what ``config`` names. Raises ConfigError where an axis is empty, or a setting out of range."""
+    for axis in ("ratio", "advantage", "trust_region"):
+        if getattr(config, axis) is None:
+            raise ConfigError(f"algo.{axis} is empty: start from a complete row, such as algo=dppo")
+    built: dict[str, Any] = {axis: getattr(config, axis) for axis in Choices._fields}
+    for axis, node in built.items():
+        built[axis] = None if node is None else build(node)
+    return Choices(**built)
+
+
 def for_finetuning(policy: ChunkPolicy, config: FinetuneConfig) -> ChunkPolicy:
     """The same networks, exploring and scoring as ``config`` asks."""
     floor = config.std_floor or policy.config.sampling_std_floor
@@ -129,22 +170,35 @@ def for_finetuning(policy: ChunkPolicy, config: FinetuneConfig) -> ChunkPolicy:
 def finetuning_stage(
     policy: ChunkPolicy,
     sim: VecSim,
-    config: DPPOConfig,
+    config: PolicyGradientConfig,
     finetune: FinetuneConfig,
     *,
+    demonstrations: Demonstrations | None = None,
     seeds: SeedTree,
     device: torch.device,
     provenance: Mapping[str, Any],
 ) -> OnPolicyStage:
     """Fine-tunes ``policy``, on its device, in ``sim``; the critic's weights come from torch's global generator."""
+    chosen = algorithm_choices(config)
     policy.begin_finetuning(finetune.ft_steps)
     spec = policy.spec
     critic = ValueNet(spec.obs, spec.obs_steps, finetune.critic_hidden, policy.normalizer).to(device)
     collector = Collector(sim, policy, device=device)
     collector.reset(seeds.int("episodes") % 2**31 % 10**9)  # below the seeds reserved for evaluation
+    algorithm = PolicyGradient(
+        policy,
+        critic,
+        config,
+        ratio=chosen.ratio,
+        advantage=chosen.advantage,
+        trust_region=chosen.trust_region,
+        optimizer=chosen.optimizer,
+        demonstrations=demonstrations,
+        accelerator=None if chosen.accelerator is None else JaggBackward(chosen.accelerator, policy),
+    )
     return OnPolicyStage(
         collector=collector,
-        algorithm=DPPO(policy, critic, config),
+        algorithm=algorithm,
         modules={"policy": policy, "critic": critic},
         num_decisions=finetune.num_decisions,
         sample_generator=seeds.torch("sample", device),

@@ -8,54 +8,13 @@ from typing import Any
 from omegaconf import MISSING
 
 from robopo.algos.bc import BCConfig
-from robopo.algos.dppo_config import DPPOConfig
+from robopo.algos.policy_gradient_config import PolicyGradientConfig
+from robopo.cli.policy_schema import POLICIES
 from robopo.errors import ConfigError
 from robopo.eval.seeds import SeedPurpose
-from robopo.nn.mlp import DiffusionMLPConfig
-from robopo.nn.unet1d import UNet1DConfig
-from robopo.policies.config import ChunkPolicyConfig, Reduce
-from robopo.processes.base import DiffusionConfig
+from robopo.policies.config import Reduce
 from robopo.train.logger import LoggerConfig
 from robopo.train.loop import LoopConfig
-
-
-@dataclass(frozen=True, slots=True)
-class MLPPolicyConfig:
-    """A diffusion policy with a residual MLP. Its rows should all run: action_steps = horizon."""
-
-    obs_steps: int = 1
-    """To, observations a decision sees."""
-    horizon: int = 4
-    """H, rows a decision predicts."""
-    action_steps: int = 4
-    """Ta, rows that run before the next decision."""
-    process: DiffusionConfig = field(default_factory=DiffusionConfig)
-    """Noise schedule and sampler."""
-    sampling: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
-    """Noise floors, clips and likelihood."""
-    net: DiffusionMLPConfig = field(default_factory=DiffusionMLPConfig)
-    """Sizes of the network."""
-
-
-@dataclass(frozen=True, slots=True)
-class UNetPolicyConfig:
-    """A diffusion policy with a 1-D U-Net, which may predict further than it acts."""
-
-    obs_steps: int = 1
-    """To, observations a decision sees."""
-    horizon: int = 8
-    """H, rows a decision predicts."""
-    action_steps: int = 4
-    """Ta, rows that run before the next decision."""
-    process: DiffusionConfig = field(default_factory=DiffusionConfig)
-    """Noise schedule and sampler."""
-    sampling: ChunkPolicyConfig = field(default_factory=ChunkPolicyConfig)
-    """Noise floors, clips and likelihood."""
-    net: UNet1DConfig = field(default_factory=UNet1DConfig)
-    """Sizes of the network."""
-
-
-type PolicyConfig = MLPPolicyConfig | UNetPolicyConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +189,7 @@ class DeployCommandConfig:
             raise ConfigError(f"episodes={self.episodes}, seconds={self.seconds}: expected 1 or more, and above 0")
 
 
-ALGORITHMS = {("algo", "bc_schema"): BCConfig, ("algo", "dppo_schema"): DPPOConfig}
-POLICIES = {("policy", "diffusion_mlp_schema"): MLPPolicyConfig, ("policy", "diffusion_unet_schema"): UNetPolicyConfig}
+ALGORITHMS = {("algo", "bc_schema"): BCConfig, ("algo", "policy_gradient_schema"): PolicyGradientConfig}
 TRAIN = {("", "train_schema"): TrainConfig, **ALGORITHMS, **POLICIES}
 COLLECT = {("", "collect_schema"): CollectConfig}
 EVAL = {("", "eval_schema"): EvalConfig}

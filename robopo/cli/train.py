@@ -16,13 +16,21 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from robopo.algos.bc import BCConfig
-from robopo.algos.dppo_config import DPPOConfig
+from robopo.algos.policy_gradient_config import PolicyGradientConfig
 from robopo.cli.configs import SavedRun, build, choices, handle_cfg_flag, load_config, load_saved, to_object
-from robopo.cli.pipeline import cloning_stage, finetuning_stage, for_finetuning, new_policy, selection_evaluator
+from robopo.cli.pipeline import (
+    algorithm_choices,
+    cloning_stage,
+    finetuning_stage,
+    for_finetuning,
+    new_policy,
+    selection_evaluator,
+)
 from robopo.cli.schema import TRAIN, TrainConfig
 from robopo.data.demo import DemoData
 from robopo.data.files import write_text
 from robopo.data.load import load_demonstrations
+from robopo.data.sampler import WindowDataset
 from robopo.device import select_device
 from robopo.errors import CheckpointError, ConfigError
 from robopo.eval.provenance import collect_provenance
@@ -130,7 +138,7 @@ def prepare(run: Run) -> Generator[Prepared]:
         match config.algo:
             case BCConfig():
                 yield _prepare_cloning(run, config.algo, sim, watched, seeds, device)
-            case DPPOConfig():
+            case PolicyGradientConfig():
                 yield _prepare_finetuning(run, config.algo, sim, watched, seeds, device)
             case _:
                 raise ConfigError(f"robopo train can't run a {type(config.algo).__name__}")
@@ -175,22 +183,28 @@ def _prepare_cloning(
 
 
 def _prepare_finetuning(
-    run: Run, algo: DPPOConfig, sim: VecSim, watched: VecSim, seeds: SeedTree, device: torch.device
+    run: Run, algo: PolicyGradientConfig, sim: VecSim, watched: VecSim, seeds: SeedTree, device: torch.device
 ) -> Prepared:
     config = run.config
     policy, parent = _starting_policy(run, device)
-    policy = for_finetuning(policy, config.finetune)
+    finetune = config.finetune if algo.reduce is None else replace(config.finetune, reduce=algo.reduce)
+    policy = for_finetuning(policy, finetune)
+    windows: WindowDataset | None = None
+    if algo.demo_coef > 0.0:
+        data = _demonstrations(config, sim.spec)
+        windows = WindowDataset(data, obs_steps=policy.spec.obs_steps, horizon=policy.spec.horizon, device=device)
     stage = finetuning_stage(
         policy,
         sim,
         algo,
-        config.finetune,
+        finetune,
+        demonstrations=windows,
         seeds=seeds,
         device=device,
         provenance={**_provenance(run), "started_from": parent},
     )
     look = selection_evaluator(policy, watched, config.evaluation.n, device)
-    return Prepared(stage, look, config.loop, "dppo")
+    return Prepared(stage, look, config.loop, run.saved.choices.get("algo", "dppo"))
 
 
 def _starting_policy(run: Run, device: torch.device) -> tuple[ChunkPolicy, str]:
@@ -198,7 +212,7 @@ def _starting_policy(run: Run, device: torch.device) -> tuple[ChunkPolicy, str]:
     if run.resume is not None:
         return load_policy(run.resume.folder, device), str(run.config.checkpoint)
     if run.config.checkpoint is None:
-        raise ConfigError("algo=dppo fine-tunes a policy: give checkpoint=<run or checkpoint folder>")
+        raise ConfigError("this algo fine-tunes a policy: give checkpoint=<run or checkpoint folder>")
     folder = find_checkpoint(Path(run.config.checkpoint))
     return load_policy(folder, device), str(folder)
 
@@ -206,8 +220,8 @@ def _starting_policy(run: Run, device: torch.device) -> tuple[ChunkPolicy, str]:
 def _demonstrations(config: TrainConfig, sim: SimSpec) -> DemoData:
     if config.demos is None:
         raise ConfigError(
-            "algo=bc clones demonstrations: give demos=<dataset folder, robomimic .hdf5 or DPPO .npz>; "
-            "robopo collect writes a dataset"
+            "cloning (algo=bc, algo.demo_coef) needs demonstrations: give demos=<dataset folder, robomimic .hdf5 or "
+            "DPPO .npz>; robopo collect writes a dataset"
         )
     proprioception = sim.observation["state"].shape[0] if "state" in sim.observation else None
     return load_demonstrations(Path(config.demos), control_hz=sim.control_hz, state_dim=proprioception)
@@ -216,6 +230,8 @@ def _demonstrations(config: TrainConfig, sim: SimSpec) -> DemoData:
 def _checked(node: DictConfig, overrides: Sequence[str]) -> TrainConfig:
     config: TrainConfig = to_object(node)
     check_training_seed(config.seed)
+    if isinstance(config.algo, PolicyGradientConfig):
+        algorithm_choices(config.algo)  # a mistake in a choice shows before anything is built
     if isinstance(config.algo, BCConfig) and any(text.startswith("loop.iterations=") for text in overrides):
         raise ConfigError("algo=bc trains for algo.steps gradient steps: set algo.steps instead of loop.iterations")
     return config

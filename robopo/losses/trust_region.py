@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 
-class PPOLoss(NamedTuple):
-    """loss: differentiable scalar. The rest is detached: log_ratio and ratio [N], approx_kl and clip_frac scalars."""
+class PPOClip(NamedTuple):
+    """loss [...] with a graph; blocked and outside [...] bool: gradient stopped, ratio outside its interval."""
 
     loss: Tensor
-    log_ratio: Tensor
-    ratio: Tensor
-    approx_kl: Tensor
-    clip_frac: Tensor
+    blocked: Tensor
+    outside: Tensor
 
 
 def clip_schedule(*, ft_steps: int, base: float, coef: float, rate: float) -> Tensor:
@@ -67,23 +65,22 @@ def kl_k3(log_ratio: Tensor) -> Tensor:
     return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
 
-def ppo_clip_loss(*, logp: Tensor, logp_old: Tensor, adv: Tensor, clip: Tensor) -> PPOLoss:
-    """The clipped surrogate (PPO, eq. 7), to be minimised.
+def ppo_clip(*, log_ratio: Tensor, adv: Tensor, clip: Tensor, ratio_cap: float | None = None) -> PPOClip:
+    """The clipped surrogate (PPO, eq. 7) of each value, to be minimised.
 
-    logp, logp_old, adv [N]; clip [N], the half-width of each pair's interval (or one for all, []). adv is already
-    normalised and discounted. loss = mean max(-A r, -A clip(r, 1 - eps, 1 + eps)); approx_kl has the log-probs' units.
+    log_ratio, adv [...]; clip: half-width of each value's interval, broadcast against them. adv is already normalised
+    and discounted. loss = max(-A r, -A clip(r, 1 - eps, 1 + eps)). With ``ratio_cap`` (dual clip, Ye et al. 2020, arXiv
+    1912.09729, eq. 5): not above -A ratio_cap where A < 0, so that a runaway ratio can't rule the gradient.
     """
-    log_ratio = logp - logp_old
     ratio = log_ratio.exp()
-    loss = torch.maximum(-adv * ratio, -adv * ratio.clamp(1.0 - clip, 1.0 + clip)).mean()
-    log_ratio, ratio = log_ratio.detach(), ratio.detach()
-    return PPOLoss(
-        loss=loss,
-        log_ratio=log_ratio,
-        ratio=ratio,
-        approx_kl=kl_k3(log_ratio),
-        clip_frac=((ratio - 1.0).abs() > clip).to(ratio.dtype).mean(),
-    )
+    loss = torch.maximum(-adv * ratio, -adv * ratio.clamp(1.0 - clip, 1.0 + clip))
+    seen = ratio.detach()
+    blocked = torch.where(adv > 0.0, seen > 1.0 + clip, (seen < 1.0 - clip) & (adv < 0.0))
+    outside = (seen - 1.0).abs() > clip
+    if ratio_cap is not None:
+        capped = (adv < 0.0) & (seen > ratio_cap)
+        loss, blocked = torch.where(capped, -adv * ratio_cap, loss), blocked | capped
+    return PPOClip(loss, blocked, outside)
 
 
 def value_loss(*, value: Tensor, returns: Tensor, old_value: Tensor | None = None, clip: float | None = None) -> Tensor:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopo.algos.dppo import DPPO
-from robopo.algos.dppo_config import DPPOConfig
+from robopo.algos.dppo import Clip, dppo
+from robopo.algos.gae_advantage import GAE
+from robopo.algos.policy_gradient_config import PolicyGradientConfig
 from robopo.critics.value import ValueNet
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.policies.base import PolicySpec
@@ -30,9 +31,8 @@ SPEC = PolicySpec(
     task="point_mass",
 )
 MAX_STEPS = 16
-CONFIG = DPPOConfig(
-    gamma=0.99, batch_size=500, epochs=5, actor_lr=3e-4, clip_base=0.01, clip_coef=0.02, critic_warmup_iterations=1
-)
+CONFIG = PolicyGradientConfig(batch_size=500, epochs=5, actor_lr=3e-4, critic_warmup_iterations=1)
+CLIP = Clip(base=0.01, coef=0.02)
 
 
 def demonstrations(episodes: int, error_rad: float) -> tuple[dict[str, Tensor], Tensor]:
@@ -103,7 +103,7 @@ def fine_tune(policy: ChunkPolicy, ft_steps: int, iterations: int, seed: int) ->
     policy.begin_finetuning(ft_steps)
     torch.manual_seed(seed)
     critic = ValueNet(SPEC.obs, SPEC.obs_steps, (64, 64, 64), policy.normalizer)
-    algorithm = DPPO(policy, critic, CONFIG)
+    algorithm = dppo(policy, critic, CONFIG, advantage=GAE(gamma=0.99), trust_region=CLIP)
     collector = Collector(PointMass(128, max_episode_steps=MAX_STEPS), policy)
     collector.reset(seed)
     generator = torch.Generator().manual_seed(seed)

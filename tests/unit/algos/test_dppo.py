@@ -10,8 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robopo.algos.dppo import DPPO
-from robopo.algos.dppo_config import CriticBatches, DPPOConfig, DPPOMetrics
+from benchmarks.dppo_reference import flat_settings
+from robopo.algos.dppo import Clip, PerStep, dppo
+from robopo.algos.gae_advantage import GAE
+from robopo.algos.policy_gradient import PolicyGradient
+from robopo.algos.policy_gradient_config import (
+    CriticBatches,
+    NormAdv,
+    PolicyGradientConfig,
+    PolicyGradientMetrics,
+)
 from robopo.critics.value import ValueNet
 from robopo.errors import ConfigError, NonFiniteError, ShapeError
 from robopo.losses.gae import gae
@@ -23,19 +31,21 @@ from tests.helpers.fake_policy import FakePolicy
 from tests.helpers.point_mass import PointMass
 from tests.unit.algos.dppo_reference import reference_losses
 
-CONFIG = DPPOConfig(batch_size=60, epochs=2, critic_warmup_iterations=0, scale_rewards=False)
+CONFIG = PolicyGradientConfig(batch_size=60, epochs=2, critic_warmup_iterations=0, scale_rewards=False)
 
 
-def make(config: DPPOConfig = CONFIG, *, ft_steps: int = 3) -> tuple[DPPO, Collector]:
+def make(
+    config: PolicyGradientConfig = CONFIG, *, ft_steps: int = 3, gamma: float = 0.999
+) -> tuple[PolicyGradient, Collector]:
     policy = FakePolicy(ft_steps)
     torch.manual_seed(1)
     critic = ValueNet(policy.spec.obs, 1, (16, 16, 16))
     # every step pays, more so than a sparse success: advantages are never all equal
     sim = PointMass(8, max_episode_steps=6, radius=0.75, terminate_on_success=False)
-    return DPPO(policy, critic, config), Collector(sim, policy)
+    return dppo(policy, critic, config, advantage=GAE(gamma=gamma)), Collector(sim, policy)
 
 
-def step(algo: DPPO, collector: Collector, seed: int = 0) -> DPPOMetrics:
+def step(algo: PolicyGradient, collector: Collector, seed: int = 0) -> PolicyGradientMetrics:
     generator = torch.Generator().manual_seed(seed)
     return algo.update(collector.collect(10, generator), generator=generator)
 
@@ -48,7 +58,7 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
     return all(a.equal(b) for a, b in zip(left, right, strict=True))
 
 
-def targets(algo: DPPO, batch: RolloutBatch) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+def targets(algo: PolicyGradient, batch: RolloutBatch) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Flat observations, advantages and returns, from the losses alone."""
     shape = batch.reward.shape
     obs = {key: value.flatten(0, 1) for key, value in batch.obs.items()}
@@ -60,8 +70,8 @@ def targets(algo: DPPO, batch: RolloutBatch) -> tuple[dict[str, Tensor], Tensor,
             next_value=algo.critic(next_obs).view(shape),
             terminated=batch.terminated,
             truncated=batch.truncated,
-            gamma=algo.config.gamma,
-            lam=algo.config.gae_lambda,
+            gamma=0.999,
+            lam=0.95,
         )
     return obs, out.advantage.flatten(), out.returns.flatten()
 
@@ -93,7 +103,7 @@ def test_losses_equal_the_reference(ft_steps: int, quantiles: tuple[float, float
         advantage,
         returns,
         list(range(80 * ft_steps)),
-        config,
+        flat_settings(config, GAE(), PerStep(), Clip()),
     )
     metrics = algo.update(batch, generator=torch.Generator().manual_seed(0))
     assert metrics.actor_loss == pytest.approx(actor.item(), rel=1e-4, abs=1e-6)
@@ -102,7 +112,7 @@ def test_losses_equal_the_reference(ft_steps: int, quantiles: tuple[float, float
 
 
 def test_before_the_first_step_the_ratio_is_one() -> None:
-    config = dataclasses.replace(CONFIG, batch_size=10_000, epochs=1, norm_adv=False)
+    config = dataclasses.replace(CONFIG, batch_size=10_000, epochs=1, norm_adv=NormAdv.NONE)
     algo, collector = make(config)
     batch = collector.collect(10, torch.Generator().manual_seed(0))
     _, advantage, _ = targets(algo, batch)
@@ -117,7 +127,7 @@ def test_before_the_first_step_the_ratio_is_one() -> None:
 
 
 def test_first_gradient_is_the_discounted_policy_gradient() -> None:
-    config = dataclasses.replace(CONFIG, batch_size=10_000, epochs=1, norm_adv=False)
+    config = dataclasses.replace(CONFIG, batch_size=10_000, epochs=1, norm_adv=NormAdv.NONE)
     algo, collector = make(config)
     policy: Any = algo.policy
     batch = collector.collect(10, torch.Generator().manual_seed(0))
@@ -133,7 +143,7 @@ def test_first_gradient_is_the_discounted_policy_gradient() -> None:
 def test_shifting_the_advantages_changes_nothing_when_they_are_normalised() -> None:
     results = []
     for shift in (0.0, 5.0):
-        algo, collector = make(dataclasses.replace(CONFIG, batch_size=10_000, epochs=1, gamma=0.0))
+        algo, collector = make(dataclasses.replace(CONFIG, batch_size=10_000, epochs=1), gamma=0.0)
         batch = collector.collect(10, torch.Generator().manual_seed(0))
         batch = dataclasses.replace(batch, reward=batch.reward + shift)
         results.append(algo.update(batch, generator=torch.Generator().manual_seed(0)).actor_loss)
@@ -234,7 +244,7 @@ def test_joint_and_per_dimension_kl() -> None:
     assert metrics.approx_kl_joint / metrics.approx_kl_per_dim == pytest.approx(16.0, rel=0.2)
     algo, collector = make(dataclasses.replace(CONFIG, actor_lr=1e-3))
     algo.policy.config = ChunkPolicyConfig(reduce=Reduce.SUM)
-    again = DPPO(algo.policy, algo.critic, algo.config)
+    again = dppo(algo.policy, algo.critic, algo.config)
     metrics = step(again, collector)
     assert metrics.approx_kl == metrics.approx_kl_joint
 
@@ -258,7 +268,7 @@ def test_bc_term_pulls_towards_the_pre_trained_policy() -> None:
         return (moved - base).abs().max().item()
 
     before, metrics = gap(), step(algo, collector)
-    assert metrics.bc_loss != 0.0
+    assert metrics.regularisers["bc"] != 0.0
     assert gap() < 0.5 * before
 
 
@@ -266,7 +276,7 @@ def test_no_frozen_network_no_bc_term() -> None:
     policy: Any = FakePolicy(2)
     policy.frozen_net = None
     with pytest.raises(ConfigError, match="begin_finetuning"):
-        DPPO(policy, nn.Linear(1, 1), dataclasses.replace(CONFIG, bc_coef=0.1))
+        dppo(policy, nn.Linear(1, 1), dataclasses.replace(CONFIG, bc_coef=0.1))
 
 
 def test_nan_is_named_and_never_reaches_the_weights() -> None:
@@ -297,7 +307,7 @@ def test_a_broken_weight_is_named() -> None:
 def test_the_batch_is_left_alone() -> None:
     algo, collector = make(dataclasses.replace(CONFIG, scale_rewards=True))
     batch = collector.collect(10, torch.Generator().manual_seed(0))
-    kept = {name: getattr(batch, name).clone() for name in ("latents", "log_probs", "reward", "first")}
+    kept = {name: getattr(batch, name).clone() for name in ("latents", "log_probs", "reward", "first", "means", "stds")}
     algo.update(batch, generator=torch.Generator().manual_seed(0))
     assert all(getattr(batch, name).equal(value) for name, value in kept.items())
 
@@ -310,22 +320,27 @@ def test_a_batch_of_another_policy_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("kind", "field", "value"),
     [
-        ("gamma", 1.5),
-        ("gae_lambda", -0.1),
-        ("actor_lr", 0.0),
-        ("actor_lr_min", 1e-3),
-        ("critic_lr_min", 1.0),
-        ("clip_base", 0.0),
-        ("clip_coef", 1.0),
-        ("epochs", 0),
-        ("batch_size", 0),
-        ("target_kl", 0.0),
-        ("adv_quantile_low", 1.0),
-        ("lr_warmup_iterations", 1000),
+        (GAE, "gamma", 1.5),
+        (GAE, "lam", -0.1),
+        (PerStep, "gamma_denoise", 2.0),
+        (Clip, "base", 0.0),
+        (Clip, "coef", 1.0),
+        (Clip, "rate", -1.0),
+        (Clip, "ratio_cap", 1.0),
+        (PolicyGradientConfig, "actor_lr", 0.0),
+        (PolicyGradientConfig, "actor_lr_min", 1e-3),
+        (PolicyGradientConfig, "critic_lr_min", 1.0),
+        (PolicyGradientConfig, "epochs", 0),
+        (PolicyGradientConfig, "batch_size", 0),
+        (PolicyGradientConfig, "target_kl", 0.0),
+        (PolicyGradientConfig, "max_chain_kl", 0.0),
+        (PolicyGradientConfig, "adv_quantile_low", 1.0),
+        (PolicyGradientConfig, "lr_warmup_iterations", 1000),
+        (PolicyGradientConfig, "knn_coef", -1.0),
     ],
 )
-def test_ranges(field: str, value: float) -> None:
+def test_ranges(kind: Any, field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{field}|adv_quantile"):
-        DPPOConfig(**{field: value})
+        kind(**{field: value})

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.dppo_reference import PublishedDPPO, Rollout
-from robopo.algos.dppo import DPPO
-from robopo.algos.dppo_config import CriticBatches, DPPOConfig
+from benchmarks.dppo_reference import PublishedDPPO, Rollout, flat_settings
+from robopo.algos.dppo import Clip, PerStep, dppo
+from robopo.algos.gae_advantage import GAE
+from robopo.algos.policy_gradient import PolicyGradient
+from robopo.algos.policy_gradient_config import CriticBatches, PolicyGradientConfig
 from robopo.critics.value import ValueNet
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.policies.base import PolicySpec
@@ -25,7 +27,7 @@ from tests.helpers.point_mass import PointMass
 
 DDPM = DiffusionConfig(num_train_steps=5)
 DDIM = DiffusionConfig(kind=ProcessKind.DDIM, num_train_steps=10, num_steps=5)
-WHOLE = DPPOConfig(
+WHOLE = PolicyGradientConfig(
     batch_size=10_000,
     epochs=1,
     critic_warmup_iterations=0,
@@ -61,15 +63,15 @@ def make_policy(ft_steps: int, process: DiffusionConfig = DDPM, config: ChunkPol
     return policy
 
 
-def make(policy: ChunkPolicy, config: DPPOConfig) -> tuple[DPPO, RolloutBatch]:
+def make(policy: ChunkPolicy, config: PolicyGradientConfig) -> tuple[PolicyGradient, RolloutBatch]:
     torch.manual_seed(1)
     critic = ValueNet(policy.spec.obs, policy.spec.obs_steps, (16, 16, 16), policy.normalizer)
     sim = PointMass(6, max_episode_steps=7, radius=0.75, terminate_on_success=False)
     batch = Collector(sim, policy).collect(8, torch.Generator().manual_seed(0))
-    return DPPO(policy, critic, config), batch
+    return dppo(policy, critic, config), batch
 
 
-def update(algo: DPPO, batch: RolloutBatch):
+def update(algo: PolicyGradient, batch: RolloutBatch):
     return algo.update(batch, generator=torch.Generator().manual_seed(0))
 
 
@@ -93,7 +95,9 @@ def test_one_minibatch_equals_the_published_algorithm() -> None:
         return policy.encode({key: value.flatten(0, 1) for key, value in obs.items()}).view(8, 6, -1)
 
     sizes = {"levels": 5, "ft_steps": 3, "action_steps": 2, "std_floor": 0.1, "denoised_clip": 1.0}
-    reference = PublishedDPPO(policy.net, policy.frozen_net, algo.critic.net, WHOLE, **sizes)
+    reference = PublishedDPPO(
+        policy.net, policy.frozen_net, algo.critic.net, flat_settings(WHOLE, GAE(), PerStep(), Clip()), **sizes
+    )
     cond, chain = encoded(batch.obs), batch.latents
     flags = {name: getattr(batch, name).float().numpy() for name in ("reward", "terminated", "truncated")}
     _, advantage, returns = reference.targets(Rollout(cond, encoded(batch.next_obs), chain, **flags))
@@ -159,7 +163,7 @@ def test_what_learns(ft_steps: int) -> None:
 
 def test_bc_term_scores_chains_of_the_pre_trained_policy() -> None:
     """Before any update the base policy is the policy: its chains score like the batch's own."""
-    config = DPPOConfig(batch_size=10_000, epochs=1, critic_warmup_iterations=0, bc_coef=0.1)
+    config = PolicyGradientConfig(batch_size=10_000, epochs=1, critic_warmup_iterations=0, bc_coef=0.1)
     algo, batch = make(make_policy(3), config)
     metrics = update(algo, batch)
-    assert metrics.bc_loss == pytest.approx(-batch.log_probs.mean().item(), abs=0.1)
+    assert metrics.regularisers["bc"] == pytest.approx(-batch.log_probs.mean().item(), abs=0.1)

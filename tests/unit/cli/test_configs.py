@@ -7,11 +7,15 @@ import pytest
 from omegaconf import OmegaConf
 
 from robopo.algos.bc import BCConfig
-from robopo.algos.dppo_config import DPPOConfig
+from robopo.algos.policy_gradient_config import PolicyGradientConfig
 from robopo.cli.configs import SavedRun, build, choices, groups, load_config, load_saved, to_object, writable
-from robopo.cli.schema import TRAIN, MLPPolicyConfig, UNetPolicyConfig
+from robopo.cli.policy_schema import ChunkPolicySettings
+from robopo.cli.schema import TRAIN
 from robopo.errors import ConfigError
+from robopo.nn.dit import DiTConfig
+from robopo.nn.unet1d import UNet1DConfig
 from robopo.processes.base import ProcessKind
+from robopo.processes.flow import FlowConfig
 
 
 class Kind(StrEnum):
@@ -46,12 +50,15 @@ def test_writable_allows_overrides_and_gives_the_frozen_object_back() -> None:
 
 def test_groups_become_their_dataclasses() -> None:
     config = to_object(load_config("train", [], TRAIN))
-    assert isinstance(config.algo, DPPOConfig)
-    assert isinstance(config.policy, MLPPolicyConfig)
+    assert isinstance(config.algo, PolicyGradientConfig)
+    assert isinstance(config.policy, ChunkPolicySettings)
     assert isinstance(config.policy.net.hidden, tuple)
     other = to_object(load_config("train", ["algo=bc", "policy=diffusion_unet"], TRAIN))
     assert isinstance(other.algo, BCConfig)
-    assert isinstance(other.policy, UNetPolicyConfig)
+    assert isinstance(other.policy.net, UNet1DConfig)
+    flow = to_object(load_config("train", ["policy=flow_dit", "policy.process.num_steps=8"], TRAIN)).policy
+    assert flow.process == FlowConfig(num_steps=8)
+    assert isinstance(flow.net, DiTConfig)
 
 
 def test_enums_are_written_by_value() -> None:
@@ -71,10 +78,12 @@ def test_choices_and_groups() -> None:
 
 
 def test_saved_runs_come_back_with_changes() -> None:
-    values = OmegaConf.to_container(load_config("train", ["algo.gamma=0.9", "seed=4"], TRAIN), enum_to_str=True)
+    values = OmegaConf.to_container(
+        load_config("train", ["algo.advantage.gamma=0.9", "seed=4"], TRAIN), enum_to_str=True
+    )
     saved = SavedRun({"algo": "dppo"}, values)
     config = to_object(load_saved("train", saved, ["loop.iterations=7"], TRAIN))
-    assert (config.algo.gamma, config.seed, config.loop.iterations) == (0.9, 4, 7)
+    assert (config.algo.advantage["gamma"], config.seed, config.loop.iterations) == (0.9, 4, 7)
     with pytest.raises(ConfigError, match="keeps its algo"):
         load_saved("train", saved, ["algo=bc"], TRAIN)
     with pytest.raises(ConfigError, match="could not be converted"):

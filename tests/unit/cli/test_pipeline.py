@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from robopo.algos.dppo import Clip, PerStep
+from robopo.algos.gae_advantage import GAE
+from robopo.algos.optimizers import AdamW
+from robopo.algos.policy_gradient_config import NormAdv, PolicyGradientConfig
 from robopo.cli.configs import load_config, to_object
-from robopo.cli.pipeline import for_finetuning
+from robopo.cli.pipeline import Choices, algorithm_choices, for_finetuning
 from robopo.cli.schema import TRAIN, FinetuneConfig
 from robopo.errors import ConfigError
 from robopo.nn.mlp import DiffusionMLPConfig
@@ -47,3 +53,25 @@ def test_an_enum_that_is_null_by_default_takes_its_value() -> None:
     assert to_object(load_config("train", ["finetune.reduce=null"], TRAIN)).finetune.reduce is None
     with pytest.raises(ConfigError, match="did you mean 'sum'"):
         load_config("train", ["finetune.reduce=summ"], TRAIN)
+
+
+def test_a_row_becomes_its_objects() -> None:
+    config = to_object(load_config("train", ["algo.trust_region.coef=0.03", "algo.norm_adv=rollout"], TRAIN)).algo
+    chosen = algorithm_choices(config)
+    assert config.norm_adv is NormAdv.ROLLOUT
+    assert chosen.ratio == PerStep()
+    assert chosen.advantage == GAE(gamma=0.99)
+    assert chosen.trust_region == Clip(base=0.02, coef=0.03)
+    assert chosen.optimizer == AdamW()
+    assert chosen.accelerator is None
+    with pytest.raises(ConfigError, match=r"algo\.ratio is empty"):
+        algorithm_choices(PolicyGradientConfig())
+
+
+def test_rows_name_every_setting_of_their_choices() -> None:
+    """Overrides are checked against what the row lists."""
+    for row in ("dppo", "dppo_published"):
+        config = to_object(load_config("train", [f"algo={row}"], TRAIN)).algo
+        for axis, choice in zip(Choices._fields, algorithm_choices(config), strict=True):
+            if choice is not None:
+                assert set(getattr(config, axis)) - {"_target_"} == {f.name for f in dataclasses.fields(choice)}

@@ -13,7 +13,7 @@ from robopo.losses.trust_region import (
     denoising_discount,
     kl_k3,
     normalize_advantage,
-    ppo_clip_loss,
+    ppo_clip,
     value_loss,
 )
 
@@ -54,44 +54,50 @@ def test_quantile_clip() -> None:
 
 def test_clip_loss_by_hand() -> None:
     # ratios 1.2, .8, 1.2, .8 with advantages 1, 1, -1, -1 and clip .1:
-    # max(-1.2, -1.1) = -1.1; max(-.8, -.9) = -.8; max(1.2, 1.1) = 1.2; max(.8, .9) = .9; mean = .05
+    # max(-1.2, -1.1) = -1.1; max(-.8, -.9) = -.8; max(1.2, 1.1) = 1.2; max(.8, .9) = .9
     ratio = torch.tensor([1.2, 0.8, 1.2, 0.8])
     adv = torch.tensor([1.0, 1.0, -1.0, -1.0])
-    out = ppo_clip_loss(logp=ratio.log(), logp_old=torch.zeros(4), adv=adv, clip=torch.tensor(0.1))
-    torch.testing.assert_close(out.loss, torch.tensor(0.05))
-    torch.testing.assert_close(out.clip_frac, torch.tensor(1.0))
-    torch.testing.assert_close(out.ratio, ratio)
+    out = ppo_clip(log_ratio=ratio.log(), adv=adv, clip=torch.tensor(0.1))
+    torch.testing.assert_close(out.loss, torch.tensor([-1.1, -0.8, 1.2, 0.9]))
+    assert out.outside.all()
+    assert out.blocked.tolist() == [True, False, False, True]
     # (1.2 - 1 - ln 1.2 + .8 - 1 - ln .8) / 2 = (0.0176784 + 0.0231436) / 2
-    torch.testing.assert_close(out.approx_kl, torch.tensor(0.020411), atol=1e-6, rtol=0)
-    torch.testing.assert_close(kl_k3(ratio.log()), out.approx_kl)
+    torch.testing.assert_close(kl_k3(ratio.log()), torch.tensor(0.020411), atol=1e-6, rtol=0)
     assert kl_k3(torch.tensor([200.0])).isfinite()
 
 
+def test_blocked_values_are_those_without_a_gradient() -> None:
+    log_ratio = torch.tensor([1.2, 0.8, 1.2, 0.8, 1.0, 4.0, 4.0, 1.2]).log().requires_grad_()
+    adv = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, -1.0, 1.0, 0.0])
+    for cap in (None, 3.0):
+        out = ppo_clip(log_ratio=log_ratio, adv=adv, clip=torch.tensor(0.1), ratio_cap=cap)
+        (gradient,) = torch.autograd.grad(out.loss.sum(), log_ratio)
+        assert ((gradient == 0) & (adv != 0)).equal(out.blocked)
+    # dual clip: at ratio 4 and advantage -1 the loss is 3, not 4
+    assert out.loss[5] == 3.0
+    assert out.blocked[5]
+
+
 def test_each_pair_has_its_own_clip() -> None:
-    logp = torch.tensor([1.2, 1.2]).log()
+    log_ratio = torch.tensor([1.2, 1.2]).log()
     clip = torch.tensor([0.1, 0.3])
-    out = ppo_clip_loss(logp=logp, logp_old=torch.zeros(2), adv=torch.ones(2), clip=clip)
-    torch.testing.assert_close(out.loss, torch.tensor(-1.15))
-    torch.testing.assert_close(out.clip_frac, torch.tensor(0.5))
+    out = ppo_clip(log_ratio=log_ratio, adv=torch.ones(2), clip=clip)
+    torch.testing.assert_close(out.loss, torch.tensor([-1.1, -1.2]))
+    assert out.outside.tolist() == [True, False]
 
 
 def test_at_ratio_one_the_gradient_is_the_policy_gradient() -> None:
-    """d loss / d logp = -A / N at the old parameters, whatever the clip (finite differences in float64)."""
+    """d loss / d log-ratio = -A at the old parameters, whatever the clip (finite differences in float64)."""
     adv = torch.tensor([0.7, -1.3, 0.2], dtype=torch.float64)
-    old = torch.tensor([-1.0, 0.5, 0.1], dtype=torch.float64)
-    logp = old.clone().requires_grad_()
+    log_ratio = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     clip = torch.full((3,), 0.05, dtype=torch.float64)
-    out = ppo_clip_loss(logp=logp, logp_old=old, adv=adv, clip=clip)
-    torch.testing.assert_close(out.loss, -adv.mean())
-    (gradient,) = torch.autograd.grad(out.loss, logp)
-    torch.testing.assert_close(gradient, -adv / 3)
+    out = ppo_clip(log_ratio=log_ratio, adv=adv, clip=clip)
+    torch.testing.assert_close(out.loss, -adv)
+    (gradient,) = torch.autograd.grad(out.loss.sum(), log_ratio)
+    torch.testing.assert_close(gradient, -adv)
     h = 1e-6
-    for n in range(3):
-        shift = torch.zeros(3, dtype=torch.float64)
-        shift[n] = h
-        up = ppo_clip_loss(logp=old + shift, logp_old=old, adv=adv, clip=clip).loss
-        down = ppo_clip_loss(logp=old - shift, logp_old=old, adv=adv, clip=clip).loss
-        torch.testing.assert_close((up - down) / (2 * h), gradient[n], atol=1e-8, rtol=1e-6)
+    up, down = (ppo_clip(log_ratio=torch.full_like(adv, shift), adv=adv, clip=clip).loss for shift in (h, -h))
+    torch.testing.assert_close((up - down) / (2 * h), gradient, atol=1e-8, rtol=1e-6)
 
 
 def test_value_loss() -> None:
