@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopo.algos.choices import RatioBatch, Surrogate
-from robopo.algos.named_choice import named_choice
 from robopo.errors import ConfigError
 from robopo.losses.divergence import MaskDirection, moves_away
 from robopo.losses.surrogates import masked_loss
+from robopo.named_choice import named_choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from robopo.algos.choices import ChainPolicy, RatioBatch, Samples, Surrogate, VelocityPolicy
-from robopo.algos.named_choice import named_choice
 from robopo.errors import ConfigError
 from robopo.losses.cfm import (
     CfmLoss,
@@ -33,6 +32,7 @@ from robopo.losses.cfm import (
 )
 from robopo.losses.divergence import proxy_kl_weight
 from robopo.losses.surrogates import aspo_loss
+from robopo.named_choice import named_choice
 from robopo.policies.config import Reduce
 
 _ANCHOR_ROWS = 65_536

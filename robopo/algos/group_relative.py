@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from robopo.algos.choices import Advantages, RolloutKind
-from robopo.algos.named_choice import named_choice
 from robopo.errors import ConfigError, ShapeError
 from robopo.losses.gae import gae
 from robopo.losses.group_relative import group_advantage
+from robopo.named_choice import named_choice
 from robopo.types import RolloutBatch
 
 

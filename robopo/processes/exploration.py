@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from robopo.errors import ConfigError
+from robopo.named_choice import named_choice
 from robopo.processes.base import Process
 from robopo.processes.kernels import StepCoefficients, StepTable, transition_rows
 from robopo.processes.transitions import INACTIVE_STD, TransitionKernel
@@ -38,6 +39,9 @@ class Exploration:
     """First fine-tuned step with noise, and the first after it; of placement=window."""
 
     def __post_init__(self) -> None:
+        # Configuration files hand over plain strings and lists.
+        object.__setattr__(self, "placement", named_choice(Placement, "placement", self.placement))
+        object.__setattr__(self, "window", tuple(self.window))
         start, stop = self.window
         if self.placement is Placement.WINDOW and not 0 <= start < stop:
             raise ConfigError(f"window={tuple(self.window)}: expected first and end, 0 <= first < end")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from robopo.errors import ConfigError
+from robopo.named_choice import named_choice
 from robopo.processes.kernels import Grid
 
 INACTIVE_STD = 1e-6
@@ -77,6 +78,7 @@ class FlowSDE:
     learned_std: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "last_step", named_choice(LastStep, "last_step", self.last_step))
         _check_eta(self.eta, upper=None)
 
     def coefficients(self, grid: Grid) -> Tensor:
@@ -97,6 +99,7 @@ class DanceSDE:
     learned_std: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "last_step", named_choice(LastStep, "last_step", self.last_step))
         _check_eta(self.eta, upper=None)
 
     def coefficients(self, grid: Grid) -> Tensor:
@@ -145,6 +148,7 @@ class LearnedNoise:
     learned_std: bool = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(self.hidden))
         if not 0.0 < self.low < self.high:
             raise ConfigError(f"low={self.low}, high={self.high}: expected 0 < low < high")
         if not 0.0 <= self.hold <= 1.0 or not 0.0 <= self.final <= 1.0:
