@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from robopo.algos.choices import ChainPolicy, Samples
+from robopo.algos.choices import ChainPolicy, Ratio, Samples
+from robopo.algos.dppo import PerStep
 from robopo.algos.stepping import minibatches, permutation
 from robopo.errors import ConfigError, ShapeError
 from robopo.policies.config import Reduce
@@ -60,6 +61,20 @@ class Jagg:
                 raise ConfigError(f"{name}={getattr(self, name)}: a cosine lies in [-1, 1]")
         if self.check_every < 1:
             raise ConfigError(f"check_every={self.check_every}: expected one actor step at least")
+
+    def build(self, policy: ChainPolicy, ratio: Ratio) -> JaggBackward:
+        """The accelerator for one run. Raises ConfigError, naming both, for a ratio or a policy that it can't take."""
+        if not isinstance(ratio, PerStep):
+            raise ConfigError(
+                f"accelerator=Jagg with ratio={type(ratio).__name__}: windows are made of single denoising steps; use "
+                "ratio=PerStep, or set accelerator to null"
+            )
+        if not hasattr(policy, "net_output"):
+            raise ConfigError(
+                f"accelerator=Jagg with a {type(policy).__name__}: it needs net_output and moments, as diffusion and "
+                "flow policies have them; set accelerator to null"
+            )
+        return JaggBackward(self, cast("OutputPolicy", policy))
 
 
 class StepTimes(Protocol):

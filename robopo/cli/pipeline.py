@@ -12,7 +12,7 @@ import torch
 
 from robopo.algos.bc import BC, BCConfig
 from robopo.algos.choices import AdvantageEstimator, Ratio, TrustRegion
-from robopo.algos.jagg import Jagg, JaggBackward
+from robopo.algos.jagg import Jagg
 from robopo.algos.optimizers import OptimizerChoice
 from robopo.algos.policy_gradient import PolicyGradient
 from robopo.algos.policy_gradient_config import PolicyGradientConfig
@@ -194,7 +194,7 @@ def finetuning_stage(
         trust_region=chosen.trust_region,
         optimizer=chosen.optimizer,
         demonstrations=demonstrations,
-        accelerator=None if chosen.accelerator is None else JaggBackward(chosen.accelerator, policy),
+        accelerator=None if chosen.accelerator is None else chosen.accelerator.build(policy, chosen.ratio),
     )
     return OnPolicyStage(
         collector=collector,
