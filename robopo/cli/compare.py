@@ -22,7 +22,7 @@ from robopo.cli.configs import SavedRun, choices, handle_cfg_flag, load_config, 
 from robopo.cli.jobs import Outcome, Progress, Scheduler, Status, log_path, read_status
 from robopo.data.files import write_text
 from robopo.errors import CheckpointError, ConfigError
-from robopo.eval.comparison import Axis, RunRecord, TaskResult, analyse, run_record, to_json
+from robopo.eval.comparison import Axis, Measure, RunRecord, TaskResult, analyse, run_record, to_json
 from robopo.eval.comparison_plots import describe, plot_curves
 from robopo.eval.comparison_tables import all_tables, result_table, table_markdown, to_html, to_markdown
 from robopo.eval.provenance import collect_provenance
@@ -100,28 +100,38 @@ def collect_task(plan: Plan, task: str, status: dict[str, Status]) -> TaskResult
     """Read the finished runs of one task; what is missing stays out."""
     study = plan.study
     settings, seeds = study.tasks[task], study.config.seeds
-    records: list[RunRecord] = []
-    for start in plan.starts():
-        for seed in seeds:
-            final = _final(plan.report(task, seed, start))
-            if final is not None:
-                records.append(RunRecord(start, seed, final=final, is_start=True))
-    for method in study.methods:
-        for seed in seeds:
-            run = plan.run(task, seed, method)
-            if status.get(f"{task}/seed{seed}/{method}") is Status.DONE:
-                records.append(
-                    run_record(
-                        read_metrics(run / METRICS),
-                        _final(plan.report(task, seed, method)),
-                        method=method,
-                        seed=seed,
-                        measure=settings.measure,
-                        kl_metric=study.config.kl_metric,
-                    )
-                )
+    finals = {
+        (name, seed): report
+        for name in (*plan.starts(), *study.methods)
+        for seed in seeds
+        if (report := _final(plan.report(task, seed, name))) is not None
+    }
+    known = all(report.has_success for report in finals.values())
+    measure = settings.measure or (Measure.SUCCESS if known else Measure.RETURN)
+    records = [
+        RunRecord(start, seed, final=finals[start, seed], is_start=True)
+        for start in plan.starts()
+        for seed in seeds
+        if (start, seed) in finals
+    ]
+    records += [
+        run_record(
+            read_metrics(plan.run(task, seed, method) / METRICS),
+            finals.get((method, seed)),
+            method=method,
+            seed=seed,
+            measure=measure,
+            kl_metric=study.config.kl_metric,
+        )
+        for method in study.methods
+        for seed in seeds
+        if status.get(f"{task}/seed{seed}/{method}") is Status.DONE
+    ]
+    thresholds = settings.thresholds
+    if thresholds is None:
+        thresholds = (0.95,) if measure is Measure.SUCCESS else ()
     reference = study.config.reference if study.config.reference in study.methods else ""
-    return analyse(task, records, measure=settings.measure, thresholds=settings.thresholds, reference=reference)
+    return analyse(task, records, measure=measure, thresholds=thresholds, reference=reference)
 
 
 def write_results(request: Request, results: Sequence[TaskResult], outcome: Outcome) -> Path:

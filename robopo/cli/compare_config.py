@@ -31,16 +31,18 @@ class TaskSettings:
     """Start -> existing run or checkpoint folder, instead of cloning one; ``{seed}`` stands for the seed."""
     train: tuple[str, ...] = ()
     """Overrides of robopo train for all methods on this task."""
-    measure: Measure = Measure.SUCCESS
-    """success, or return where a task has none."""
-    thresholds: tuple[float, ...] = (0.95,)
-    """Values of the measure whose first crossing is reported."""
+    measure: Measure | None = None
+    """success or return; null: success where the simulator knows it."""
+    thresholds: tuple[float, ...] | None = None
+    """Values of the measure whose first crossing is reported; null: 0.95 for success, none for return."""
 
     def __post_init__(self) -> None:
-        if self.measure not in [*Measure]:
-            raise ConfigError(f"measure={self.measure}{did_you_mean(str(self.measure), [str(m) for m in Measure])}")
-        object.__setattr__(self, "measure", Measure(self.measure))
-        object.__setattr__(self, "thresholds", tuple(float(value) for value in self.thresholds))
+        if self.measure is not None:
+            if self.measure not in [*Measure]:
+                raise ConfigError(f"measure={self.measure}{did_you_mean(str(self.measure), map(str, Measure))}")
+            object.__setattr__(self, "measure", Measure(self.measure))
+        if self.thresholds is not None:
+            object.__setattr__(self, "thresholds", tuple(float(value) for value in self.thresholds))
 
 
 @dataclass(frozen=True, slots=True)
