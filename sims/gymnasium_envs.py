@@ -143,10 +143,15 @@ class LocalEnvs:
             base.np_random.bit_generator.state = _unpack(saved["generator"][i])
 
     def frame(self, row: int, camera: str | None, width: int, height: int) -> NDArray[np.uint8]:
-        """RGB [height, width, 3]."""
-        base = _base(self.envs[row])
+        """RGB [height, width, 3]. RuntimeError where nothing can be drawn, ValueError for an unknown camera."""
+        env, base = self.envs[row], _base(self.envs[row])
         if not isinstance(getattr(base, "model", None), mujoco.MjModel):
-            return resized(np.asarray(self.envs[row].render()), width, height, self.envs[row])
+            try:
+                return resized(np.asarray(env.render()), width, height, env)
+            except gymnasium.error.DependencyNotInstalled as error:
+                raise RuntimeError(f"{env} draws with a package that is missing: {error}") from error
+        if base.model.ncam == 0:
+            raise RuntimeError(f"the scene of {env} has no camera")
         if (width, height) not in self._renderers:
             self._renderers[width, height] = Renderer(base.model, width=width, height=height)
         return self._renderers[width, height].frame(base.data, camera or base.model.camera(0).name)

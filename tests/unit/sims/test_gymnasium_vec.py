@@ -178,6 +178,25 @@ def test_a_dictionary_of_boxes_becomes_named_entries(counter: Any) -> None:
         sim.state()
 
 
+def test_pictures_where_there_is_a_camera_or_an_own_renderer(counter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cheetah = GymnasiumVec("HalfCheetah-v5", 2)
+    frame = cheetah.render(1, width=64, height=48)
+    assert frame.shape == (48, 64, 3) and frame.dtype == np.uint8 and frame.std() > 5
+    with pytest.raises(ValueError, match="known are track"):
+        cheetah.render(0, camera="side")
+    cheetah.close()
+    pole = GymnasiumVec("InvertedPendulum-v5", 1)
+    assert pole.spec.cameras == ()
+    with pytest.raises(RuntimeError, match="no camera"):
+        pole.render()
+    drawn = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+    monkeypatch.setattr(Counter, "render", lambda self: drawn)
+    np.testing.assert_array_equal(counter(1).render(width=3, height=2), drawn[::2, ::2])
+    monkeypatch.setattr(Counter, "render", lambda self: None)
+    with pytest.raises(RuntimeError, match="draws no RGB pictures"):
+        counter(1).render()
+
+
 def test_worker_processes_change_nothing() -> None:
     """Three environments in two processes: the same numbers, masks and restored state as in this process."""
     here = GymnasiumVec("Ant-v5", 3, max_episode_steps=6, seed=1)
