@@ -153,7 +153,7 @@ class PolicyGradient:
         explained = torch.where(spread > 0, 1.0 - (returns - value).var(correction=0) / spread, 0.0)
         summary = torch.stack([explained, value.mean(), returns.mean(), advantage.std(correction=0), divisor])
         if c.norm_adv is NormAdv.ROLLOUT:
-            learned = advantage if use is None else advantage[use.flatten()]
+            learned = advantage if use is None or not use.any() else advantage[use.flatten()]
             advantage = (advantage - learned.mean()) / (learned.std(correction=0) + 1e-8)
         flat = {name: getattr(batch, name) for name in ("means", "stds", "active")}
         data = Samples(
