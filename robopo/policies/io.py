@@ -32,12 +32,18 @@ from robopo.policies.base import PolicySpec
 from robopo.policies.build import NetConfig, build_chunk_policy
 from robopo.policies.chunk_policy import ChunkPolicy
 from robopo.policies.config import ChunkPolicyConfig, Reduce
+from robopo.policies.gaussian_build import DirectPolicy, describe, rebuild
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.processes.base import DiffusionConfig, Prediction, ProcessKind
 from robopo.processes.flow import FlowConfig, TimeSampling
 
 SCHEMA = "robopo.policy/1"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+CHUNK = "chunk"
+"""Value of ``kind`` in config.json for a policy with a denoising chain."""
+
+type SavedPolicy = ChunkPolicy | DirectPolicy
+"""What a folder may hold: a policy with a denoising chain, or one that draws its chunk at once."""
 
 _NETS: dict[str, type[NetConfig]] = {"diffusion_mlp": DiffusionMLPConfig, "unet1d": UNet1DConfig, "dit": DiTConfig}
 _ENUMS: dict[str, type[Enum]] = {
@@ -49,7 +55,7 @@ _ENUMS: dict[str, type[Enum]] = {
 }
 
 
-def save_policy(folder: Path, policy: ChunkPolicy, provenance: Mapping[str, Any]) -> None:
+def save_policy(folder: Path, policy: SavedPolicy, provenance: Mapping[str, Any]) -> None:
     """Write ``policy`` into ``folder``; provenance: JSON values (revision, seed, data, ...).
 
     A new folder appears complete or not at all. In an existing folder each file is replaced whole, the configuration
@@ -76,7 +82,7 @@ def save_policy(folder: Path, policy: ChunkPolicy, provenance: Mapping[str, Any]
         raise
 
 
-def load_policy(folder: Path, device: torch.device | str = "cpu") -> ChunkPolicy:
+def load_policy(folder: Path, device: torch.device | str = "cpu") -> SavedPolicy:
     """Build the policy of ``folder``, in evaluation mode, on ``device``.
 
     Raises CheckpointError when a file is missing, cut short, of another schema, or doesn't fit the configuration.
@@ -112,7 +118,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", config)
 
 
-def _describe(policy: ChunkPolicy, weights: bytes, provenance: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(policy: SavedPolicy, weights: bytes, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    common = {
+        "schema": SCHEMA,
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        "provenance": dict(provenance),
+    }
+    if not isinstance(policy, ChunkPolicy):
+        return {**describe(policy), **common}
     net_config = getattr(policy.net, "config", None)
     kind = next((name for name, cls in _NETS.items() if isinstance(net_config, cls)), None)
     if kind is None:
@@ -120,17 +133,18 @@ def _describe(policy: ChunkPolicy, weights: bytes, provenance: Mapping[str, Any]
             f"a policy with a {type(policy.net).__name__} can't be saved: known networks are {', '.join(_NETS)}"
         )
     return {
-        "schema": SCHEMA,
-        "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        "kind": CHUNK,
         "spec": _plain(policy.spec),
         "net": {"kind": kind, **_plain(net_config)},
         "process": _plain(policy.process.config),
         "policy": _plain(policy.config),
-        "provenance": dict(provenance),
+        **common,
     }
 
 
-def _build(config: Mapping[str, Any]) -> ChunkPolicy:
+def _build(config: Mapping[str, Any]) -> SavedPolicy:
+    if config.get("kind", CHUNK) != CHUNK:  # folders from before there were others name no kind
+        return rebuild(config)
     spec = PolicySpec(**config["spec"])
     net = dict(config["net"])
     net_config = _restore(_NETS[net.pop("kind")], net)
@@ -146,7 +160,7 @@ def _build(config: Mapping[str, Any]) -> ChunkPolicy:
     )
 
 
-def _check_state(folder: Path, policy: ChunkPolicy, state: Mapping[str, Tensor]) -> None:
+def _check_state(folder: Path, policy: SavedPolicy, state: Mapping[str, Tensor]) -> None:
     expected = {name: list(value.shape) for name, value in policy.state_dict().items()}
     found = {name: list(value.shape) for name, value in state.items()}
     if missing := sorted(expected.keys() - found.keys()):
