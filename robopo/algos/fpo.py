@@ -115,7 +115,7 @@ class CfmRatio:
                 raise ConfigError(f"{name}={value}: must be positive")
 
     def check(self, policy: ChainPolicy) -> None:
-        """Raise ConfigError for a policy that is no flow."""
+        """Raise ConfigError for a policy that is no flow, or learns only part of its sampler's steps."""
         process = getattr(policy, "process", None)
         # A policy over chunks has the method for any process; only a flow's steps have lengths in t.
         diffusion = process is not None and getattr(process, "step_sizes", None) is None
@@ -123,6 +123,12 @@ class CfmRatio:
             raise ConfigError(
                 f"ratio=CfmRatio needs a velocity, and {type(policy).__name__} is no flow here; use a flow policy "
                 "(policy=flow_mlp), or ratio=PerStep for diffusion and Gaussian policies"
+            )
+        steps = getattr(process, "num_steps", policy.ft_steps)
+        if policy.ft_steps != steps:
+            raise ConfigError(
+                f"ratio=CfmRatio trains the velocity at all times, and ft_steps={policy.ft_steps} leaves the sampler's "
+                f"first steps to the frozen network; set ft_steps={steps}, or use ratio=PerStep"
             )
 
     def units(self, data: Samples) -> Tensor:

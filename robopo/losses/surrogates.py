@@ -23,7 +23,7 @@ def masked_loss(*, log_ratio: Tensor, adv: Tensor, keep: Tensor, dual_clip: floa
 
     dual_clip: cap on r where A <= 0 (Ye et al. 2020, arXiv 1912.09729), with a gradient of 0 beyond it; None: no cap.
     """
-    # Both: a product with 0 would turn the infinite derivative of a dropped exp into NaN.
+    # Before the exp: 0 times the infinite derivative of a dropped one would be NaN.
     kept = torch.where(keep, log_ratio, 0.0)
     if dual_clip is not None:
         kept = torch.where(adv <= 0.0, kept.clamp(max=math.log(dual_clip)), kept)
