@@ -50,6 +50,11 @@ class OneStepConfig:
             if value is not None and value <= 0.0:
                 raise ConfigError(f"{name}={value}: must be positive, or null for no bound")
 
+    @property
+    def compat_published(self) -> bool:
+        """Never: the likelihood is always the exact one."""
+        return False
+
 
 class OneStepPolicy[Net: nn.Module](nn.Module, ABC):
     """Draws a chunk [B, H, A] given the last To observations. frozen_net: copy of ``net`` from before fine-tuning."""
