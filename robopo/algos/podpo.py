@@ -88,6 +88,12 @@ class OneStepGenerator(Protocol):
 
     spec: PolicySpec
     net: nn.Module
+    frozen_net: nn.Module | None
+
+    @property
+    def ft_steps(self) -> int:
+        """1 while its step learns; 0 also before fine-tuning has begun."""
+        ...
 
     @property
     def process(self) -> StepCount: ...
@@ -162,6 +168,8 @@ class PODPO:
                 f"algo=podpo with policy.process.num_steps={policy.process.num_steps}: a drifting model makes its "
                 "chunk in one step; pre-train and fine-tune a flow with num_steps=1"
             )
+        if policy.frozen_net is not None and policy.ft_steps != 1:
+            raise ConfigError("algo=podpo with finetune.ft_steps=0: the generator's one step must learn; set it to 1")
         self.policy, self.critic, self.config = policy, critic, config
         self.actor_optimizer = GuardedAdamW(policy.net.parameters(), lr=config.actor_lr)
         self.critic_optimizer = GuardedAdamW(critic.parameters(), lr=config.critic_lr)

@@ -99,6 +99,21 @@ def test_a_policy_of_several_steps_is_refused():
         PODPO(make_policy(4), ValueNet(SPEC.obs, 1, (16, 16, 16)), CONFIG)
 
 
+@pytest.mark.parametrize("ft_steps", [0, 1])
+def test_after_fine_tuning_has_begun_the_step_must_learn(ft_steps):
+    policy = make_policy()
+    policy.begin_finetuning(ft_steps)
+    critic = ValueNet(SPEC.obs, 1, (16, 16, 16))
+    if ft_steps == 0:
+        with pytest.raises(ConfigError, match=r"algo=podpo with finetune.ft_steps=0"):
+            PODPO(policy, critic, CONFIG)
+        return
+    before = weights(policy.net)
+    sim = PointMass(8, max_episode_steps=6, radius=0.75, terminate_on_success=False)
+    step(PODPO(policy, critic, CONFIG), Collector(sim, policy))
+    assert not torch.equal(weights(policy.net), before)
+
+
 @pytest.mark.parametrize("kernel", list(DriftKernel))
 def test_two_updates_are_finite_and_move_both_networks(kernel):
     algo, collector = make(dataclasses.replace(CONFIG, kernel=kernel))
