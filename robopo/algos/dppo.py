@@ -24,11 +24,12 @@ from torch import Tensor, nn
 
 from robopo.algos.choices import AdvantageEstimator, ChainPolicy, Ratio, RatioBatch, Samples, Surrogate, TrustRegion
 from robopo.algos.gae_advantage import GAE
+from robopo.algos.gaussian_steps import check_gaussian, reduce_step, step_pair, used_steps
 from robopo.algos.optimizers import AdamW, OptimizerChoice
 from robopo.algos.policy_gradient import PolicyGradient
 from robopo.algos.policy_gradient_config import PolicyGradientConfig
-from robopo.algos.regularisers import Demonstrations, reduced
-from robopo.errors import ConfigError, ShapeError
+from robopo.algos.regularisers import Demonstrations
+from robopo.errors import ConfigError
 from robopo.losses.divergence import gaussian_kl, gaussian_log_ratio
 from robopo.losses.trust_region import clip_schedule, denoising_discount, ppo_clip
 
@@ -48,28 +49,15 @@ class PerStep:
 
     def check(self, policy: ChainPolicy) -> None:
         """Raise ConfigError where the KL is asked for and the policy's steps have none."""
-        if not self.divergence:
-            return
-        if not policy.has_moments:
-            raise ConfigError(
-                "ratio=PerStep with a KL (asked for by trust_region, max_chain_kl or ratio.divergence) needs Gaussian "
-                "denoising steps, and this policy has none; use trust_region=Clip without max_chain_kl"
-            )
-        if policy.config.compat_published:
-            raise ConfigError(
-                "ratio=PerStep with a KL and compat_published=true: clamped likelihoods have no Gaussian KL; "
-                "set compat_published=false"
-            )
+        if self.divergence:
+            check_gaussian("PerStep with a KL (for the trust region, max_chain_kl or ratio.divergence)", policy)
 
     def units(self, data: Samples) -> Tensor:
         """All active pairs of the decisions in use [M]."""
         N, K = data.log_probs.shape
         if data.active is None and data.use is None:
             return torch.arange(N * K, device=data.log_probs.device)
-        chosen = torch.ones_like(data.log_probs, dtype=torch.bool) if data.active is None else data.active
-        if data.use is not None:
-            chosen = chosen & data.use[:, None]
-        return chosen.flatten().nonzero()[:, 0]
+        return used_steps(data)
 
     def decision(self, data: Samples, unit: Tensor) -> Tensor:
         """Decision [B] of each pair [B]."""
@@ -77,28 +65,24 @@ class PerStep:
 
     def anchor(self, policy: ChainPolicy, data: Samples, generator: torch.Generator) -> dict[str, Tensor]:  # noqa: ARG002
         """Nothing: the batch has the log-probs and moments that the policy acted with."""
-        if self.divergence and (data.means is None or data.stds is None):
-            raise ShapeError("the batch has no means and stds: collect it with a policy that keeps them in its chains")
         return {}
 
     def evaluate(self, policy: ChainPolicy, data: Samples, unit: Tensor) -> RatioBatch:
         """Log-ratio and KL [B, 1] of the pairs [B]."""
         K = data.log_probs.shape[1]
         decision, i = unit // K, unit % K
-        obs, row = data.rows(decision), unit + decision  # of latents: decision * (K'+1) + i
-        latents = data.latents.flatten(0, 1)
-        x_in, x_out = latents.index_select(0, row), latents.index_select(0, row + 1)
         divergence = None
-        if self.divergence and data.means is not None and data.stds is not None:
-            new = policy.step_moments(obs, x_in, i)
-            mean, std = (old.flatten(0, 1).index_select(0, unit) for old in (data.means, data.stds))
-            both = {"old_mean": mean, "old_std": std, "new_mean": new.mean, "new_std": new.std}
-            log_ratio = reduced(policy, gaussian_log_ratio(x_out, **both))
-            divergence = reduced(policy, gaussian_kl(**both))[:, None]
-        else:
-            # Any likelihood will do here, also a mixture's.
+        if self.divergence:
+            x, (old_mean, old_std), (mean, std) = step_pair(policy, data, decision, i)
+            both = {"old_mean": old_mean, "old_std": old_std, "new_mean": mean, "new_std": std}
+            log_ratio = reduce_step(policy, gaussian_log_ratio(x, **both))
+            divergence = reduce_step(policy, gaussian_kl(**both))[:, None]
+        else:  # any likelihood will do, also a mixture's
+            row = unit + decision  # of latents: decision * (K'+1) + i
+            latents = data.latents.flatten(0, 1)
+            x_in, x_out = latents.index_select(0, row), latents.index_select(0, row + 1)
             old = data.log_probs.flatten().index_select(0, unit)
-            log_ratio = policy.step_log_prob(obs, x_in, x_out, i) - old
+            log_ratio = policy.step_log_prob(data.rows(decision), x_in, x_out, i) - old
         weight = _discount(K, self.gamma_denoise, unit.device).index_select(0, i)
         return RatioBatch(log_ratio[:, None], divergence, weight=weight[:, None].to(log_ratio.dtype), step=i)
 
@@ -138,7 +122,7 @@ class Clip:
 
     def surrogate(self, ratio: RatioBatch, adv: Tensor, *, num_steps: int) -> Surrogate:
         """Clipped loss [B, V]."""
-        ramp = _ramp(num_steps, self.base, self.coef, self.rate, adv.device)  # [K'], the last entry is coef
+        ramp = _ramp(max(1, num_steps), self.base, self.coef, self.rate, adv.device)  # [K'], the last entry is coef
         clip = ramp[-1] if ratio.step is None else ramp.index_select(0, ratio.step.clamp(max=num_steps - 1))[:, None]
         out = ppo_clip(log_ratio=ratio.log_ratio, adv=adv, clip=clip.to(adv.dtype), ratio_cap=self.ratio_cap)
         return Surrogate(out.loss, out.blocked, out.outside)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from robopo.algos.choices import ChainPolicy, Samples
+from robopo.algos.gaussian_steps import reduce_step
 from robopo.algos.policy_gradient_config import PolicyGradientConfig
 from robopo.errors import ConfigError
 from robopo.losses.divergence import gaussian_kl
@@ -109,7 +110,7 @@ class ReferenceKL:
         with torch.no_grad(), as_pretrained(policy):
             base = policy.step_moments(obs, x_in, i)
         kl = gaussian_kl(old_mean=now.mean, old_std=now.std, new_mean=base.mean, new_std=base.std)
-        return reduced(policy, kl).mean()
+        return reduce_step(policy, kl[:, : policy.spec.action_steps]).mean()
 
 
 @dataclass(slots=True)
@@ -236,12 +237,6 @@ def configured(
     if config.kl_coef > 0.0 and policy.frozen_net is None:
         raise ConfigError(NO_BASE)
     return tuple(term for term, _, _ in wanted)
-
-
-def reduced(policy: ChainPolicy, elements: Tensor) -> Tensor:
-    """Elements [N, H, A] -> [N] over the executed rows, as the policy reduces log-probabilities."""
-    executed = elements[:, : policy.spec.action_steps]
-    return executed.mean((1, 2)) if policy.config.reduce == "mean" else executed.sum((1, 2))
 
 
 def active_step(active: Tensor | None, log_probs: Tensor, at: Units) -> Tensor:
