@@ -21,13 +21,13 @@ from robopo.algos.temperature import Temperature
 from robopo.critics.q_ensemble import QEnsemble
 from robopo.data.replay import ReplayBuffer, Transitions
 from robopo.errors import ConfigError, DataError
-from robopo.losses.q import clipped_double_q, td_loss, td_target
+from robopo.losses.q import clipped_double_q, reward_to_go, td_loss, td_target
 from robopo.losses.soft_q import conservative_penalty, soft_actor_loss
 from robopo.nn.target import TargetNetwork
 from robopo.policies.base import PolicySpec
 from robopo.policies.obs_encoding import ACTION
 from robopo.policies.tanh_gaussian import Drawn, TanhGaussianPolicy
-from robopo.types import Observation
+from robopo.types import Observation, RolloutBatch
 
 MC_RETURN = "mc_return"
 """Column of the buffers: discounted reward to the end of the episode, per decision."""
@@ -127,6 +127,17 @@ class CalQL:
         """Updates after ``decisions`` new ones."""
         return max(1, round(self.config.updates_per_decision * decisions))
 
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        """Further columns of the replay buffer for a rollout: ``mc_return`` [T, E].
+
+        It is known where the episode ended within the rollout, so a rollout should be longer than an episode; elsewhere
+        it is -inf, and the decision is not calibrated.
+        """
+        to_go = reward_to_go(
+            reward=batch.reward, terminated=batch.terminated, truncated=batch.truncated, gamma=self.config.gamma
+        )
+        return {MC_RETURN: torch.where(to_go.finished, to_go.returns, -math.inf)}
+
     def pretrain(self, *, updates: int, generator: torch.Generator) -> CalQLMetrics:
         """``updates`` steps of the offline phase: on the demonstrations alone."""
         return self.update(self.demos, updates=updates, generator=generator)
@@ -134,7 +145,7 @@ class CalQL:
     def update(self, buffer: ReplayBuffer, *, updates: int, generator: torch.Generator) -> CalQLMetrics:
         """Take ``updates`` steps of critics, policy and alpha. buffer: own experience; empty: as ``pretrain``.
 
-        Decisions of a buffer without the column ``mc_return`` are not calibrated.
+        Its column ``mc_return`` calibrates the penalty; without it own decisions are not calibrated.
         """
         if updates < 1:
             raise ConfigError(f"updates={updates}: at least 1 is needed")

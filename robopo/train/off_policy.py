@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from robopo.algos.off_policy import OffPolicyAlgorithm
 from robopo.data.replay import ReplayBuffer
@@ -35,10 +35,12 @@ class OffPolicyStage:
         update_generator: torch.Generator,
         export: Callable[[Path], None],
         start_size: int = 1,
+        columns: Callable[[RolloutBatch], Mapping[str, Tensor]] | None = None,
     ) -> None:
         """collector: acts with ``Explorer(algorithm)``. modules: every network whose weights the algorithm changes or
         reads, by name (policy, critic, value); slow copies are part of its own state. start_size: decisions in the
-        buffer, demonstrations included, before the first update.
+        buffer, demonstrations included, before the first update. columns: the buffer's further columns for a rollout,
+        entries [T, E, ...].
         """
         if num_decisions < 1:
             raise ConfigError(f"num_decisions={num_decisions}: at least 1 is needed")
@@ -47,7 +49,7 @@ class OffPolicyStage:
         self._collector, self._algorithm, self._buffer = collector, algorithm, buffer
         self._modules, self._num_decisions, self._start_size = dict(modules), num_decisions, start_size
         self._generators = {"sample": sample_generator, "update": update_generator}
-        self._export = export
+        self._export, self._columns = export, columns
         self._env_steps = 0
         self._evidence: dict[str, Tree] = {}
 
@@ -58,7 +60,7 @@ class OffPolicyStage:
         collected = time.monotonic()
         self._evidence = {"batch": as_tree(batch), "learner": copy.deepcopy(self._learner_state())}
         guard.check("batch", batch)
-        self._buffer.add_rollout(batch)
+        self._buffer.add_rollout(batch, extras=None if self._columns is None else self._columns(batch))
         updates = self._algorithm.num_updates(batch.reward.numel()) if self._buffer.size >= self._start_size else 0
         self._evidence |= {"buffer": self._buffer.snapshot(), "updates": updates}
         metrics = self._update(updates, guard)

@@ -9,6 +9,7 @@ import torch
 
 from robopo.algos.cal_ql import CalQL, CalQLConfig
 from robopo.errors import ConfigError, DataError
+from robopo.types import RolloutBatch
 from tests.unit.algos.off_policy_toy import critic, filled, full_state, load_full, make_obs, rng, same, soft_actor
 
 CONFIG = CalQLConfig(batch_size=16, actor_lr=1e-2, critic_lr=1e-2, alpha_lr=1e-2, tau=0.1)
@@ -89,7 +90,7 @@ def test_random_actions_are_weighted_by_their_log_density(monkeypatch) -> None:
     batch = filled(8, mc_return=True).sample(8, rng())
     batch.extras["mc_return"].fill_(-math.inf)
     penalty = algorithm._penalty(batch, torch.zeros(2, 8), rng())
-    assert float(penalty) == pytest.approx(2 * 2 * math.log(2.0), rel=1e-5)  # 2 heads, d = 2
+    assert float(penalty.detach()) == pytest.approx(2 * 2 * math.log(2.0), rel=1e-5)  # 2 heads, d = 2
 
 
 def test_target_takes_the_best_of_the_proposals() -> None:
@@ -123,3 +124,25 @@ def test_demonstrations_without_returns_are_refused() -> None:
 def test_wrong_settings_are_refused(wrong) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         CalQLConfig(**wrong)
+
+
+def test_returns_of_own_episodes_are_known_where_they_ended() -> None:
+    """Two environments, gamma .5: one episode ends after two decisions, a truncated one after three."""
+    reward = torch.tensor([[1.0, 0.0], [2.0, 0.0], [4.0, 8.0]])
+    no = torch.zeros(3, 2, dtype=torch.bool)
+    terminated, truncated = no.clone(), no.clone()
+    terminated[1, 0] = True
+    truncated[2, 1] = True
+    batch = RolloutBatch(
+        obs={},
+        next_obs={},
+        latents=reward,
+        log_probs=reward,
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        first=no,
+    )
+    columns = make(config=CalQLConfig(gamma=0.5)).columns(batch)
+    expected = torch.tensor([[2.0, 2.0], [2.0, 4.0], [-math.inf, 8.0]])
+    assert torch.equal(columns["mc_return"], expected)
