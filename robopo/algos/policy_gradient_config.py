@@ -143,7 +143,7 @@ class PolicyGradientMetrics(NamedTuple):
     approx_kl: float
     """k3 estimate in the units of the log-ratio: what target_kl is compared with."""
     approx_kl_joint: float | None
-    """Of all Ta * A executed elements of a denoising step together."""
+    """Of all Ta * A executed elements of a denoising step together, if the log-ratio is of the policy's log-probs."""
     approx_kl_per_dim: float | None
     clip_frac: float
     """Ratios outside the trust region."""

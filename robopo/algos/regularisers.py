@@ -78,12 +78,13 @@ def as_pretrained(policy: ChainPolicy) -> Generator[None]:
     """Every fine-tuned step uses the frozen, pre-trained network; a learned noise stays as it is now."""
     if policy.frozen_net is None:
         raise ConfigError(NO_BASE)
+    holder: Any = policy  # the protocol only reads the network
     net = policy.net
-    policy.net = policy.frozen_net
+    holder.net = policy.frozen_net
     try:
         yield
     finally:
-        policy.net = net
+        holder.net = net
 
 
 NO_BASE = "kl_coef or bc_coef > 0 needs the pre-trained network: call policy.begin_finetuning(...) first"
@@ -240,7 +241,15 @@ def configured(
 
 
 def active_step(active: Tensor | None, log_probs: Tensor, at: Units) -> Tensor:
-    """A random active step [B] of each unit's decision; active, log_probs [N, K']."""
+    """A random active step [B] of each unit's decision; active, log_probs [N, K'].
+
+    Raises ConfigError where a decision has none. Synchronises the device if ``active`` is given.
+    """
+    if active is not None and not bool(active.any(1).all()):
+        raise ConfigError(
+            "kl_coef, bc_coef and entropy_coef look at noisy denoising steps, and some decisions have none; "
+            "set them to 0, or explore with a noisy kernel"
+        )
     chance = torch.ones_like(log_probs) if active is None else active.to(log_probs.dtype)
     rows = chance.index_select(0, at.decision).to(at.generator.device)
     return torch.multinomial(rows, 1, generator=at.generator)[:, 0].to(at.decision.device)

@@ -283,3 +283,11 @@ def test_a_broken_noise_parameter_is_named() -> None:
         policy.noise_net[0][0, 0, 0] = float("nan")
     with pytest.raises(NonFiniteError, match="actor's other parameter 0"):
         update(algo, batch)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+def test_units_that_are_no_steps_get_the_last_width(num_steps: int) -> None:
+    """Also of a flow that acts without noise: no step of it is active."""
+    batch = RatioBatch(torch.tensor([[0.5]]), None)
+    out = Clip(base=0.001, coef=0.1).surrogate(batch, torch.ones(1, 1), num_steps=num_steps)
+    torch.testing.assert_close(out.loss, torch.tensor([[-1.1]]))

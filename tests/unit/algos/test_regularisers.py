@@ -189,6 +189,8 @@ def test_a_random_step_is_an_active_one() -> None:
     data = samples(policy)
     found = active_step(data.active, data.log_probs, at(data, step=False))
     assert set(found.tolist()) == {0, 2}
+    with pytest.raises(ConfigError, match="noisy kernel"):
+        active_step(torch.zeros(40, 4, dtype=torch.bool), data.log_probs, at(data))
     everything = active_step(None, data.log_probs, at(data, step=False))
     assert set(everything.tolist()) == {0, 1, 2, 3}
 
