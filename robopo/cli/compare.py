@@ -18,7 +18,7 @@ from rich.progress import Progress as Bar
 
 from robopo.cli.compare_config import COMPARE, CompareConfig, Study, read_study
 from robopo.cli.compare_plan import Plan
-from robopo.cli.configs import SavedRun, choices, handle_cfg_flag, load_config, load_saved, to_object
+from robopo.cli.configs import SavedRun, choices, handle_cfg_flag, load_config, to_object
 from robopo.cli.jobs import Outcome, Progress, Scheduler, Status, log_path, read_status
 from robopo.data.files import write_text
 from robopo.errors import CheckpointError, ConfigError
@@ -82,7 +82,7 @@ def read_request(argv: Sequence[str]) -> Request:
         folder = Path(source)
         rest = [text for text in argv if not text.startswith("resume=")]
         title, saved = _read_saved(folder)
-        node = load_saved("compare", saved, rest, COMPARE)
+        node = _restored(saved, rest)
         config: CompareConfig = to_object(node)
         return Request(config, read_study(config), folder, title, SavedRun(saved.choices, _plain(node)))
     node = load_config("compare", argv, COMPARE)
@@ -222,6 +222,20 @@ def _read_saved(folder: Path) -> tuple[str, SavedRun]:
         raise CheckpointError(
             f"{path} can't be read ({error}); only folders written by robopo compare can be continued"
         ) from error
+
+
+def _restored(saved: SavedRun, overrides: Sequence[str]) -> DictConfig:
+    """The values that a comparison was started with, whatever its study's file says now, and a few changes."""
+    keys = [text.partition("=")[0] for text in overrides]
+    if "study" in keys:
+        raise ConfigError("a comparison that is resumed keeps its study; leave study= out")
+    node = load_config("compare", [f"study={saved.choices['study']}", *overrides], COMPARE)
+    changes = {key: OmegaConf.select(node, key) for key in keys}
+    study = {f"study.{name}": value for name, value in saved.values["study"].items()}
+    OmegaConf.set_struct(node, False)
+    for key, value in ({name: v for name, v in saved.values.items() if name != "study"} | study | changes).items():
+        OmegaConf.update(node, key, value, merge=False)
+    return node
 
 
 def _plain(node: DictConfig) -> dict[str, Any]:
