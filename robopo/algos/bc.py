@@ -59,7 +59,8 @@ class BCConfig:
 class ClonablePolicy(Protocol):
     """What behaviour cloning needs of a policy: the network that learns, and its loss."""
 
-    net: nn.Module
+    @property
+    def net(self) -> nn.Module: ...
 
     def bc_loss(
         self, obs: Observation, action: Tensor, generator: torch.Generator | None, pad_mask: Tensor | None = None

@@ -20,7 +20,7 @@ from robopo.errors import CheckpointError, RobopoError
 from robopo.nn.activation import Activation
 from robopo.policies.best_of_n import BestOfN
 from robopo.policies.chunk_policy import ChunkPolicy
-from robopo.policies.io import WEIGHTS, load_policy, read_config, save_policy
+from robopo.policies.io import WEIGHTS, SavedPolicy, load_policy, read_config, save_policy
 
 SCHEMA = "robopo.best_of_n/1"
 CRITIC_WEIGHTS, CRITIC_CONFIG = "critic.safetensors", "critic.json"
@@ -58,7 +58,7 @@ def save_best_of_n(folder: Path, acting: BestOfN, provenance: Mapping[str, Any])
     (folder / CRITIC_CONFIG).write_text(json.dumps(description, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def load_acting(folder: Path, device: torch.device | str = "cpu") -> ChunkPolicy | BestOfN:
+def load_acting(folder: Path, device: torch.device | str = "cpu") -> SavedPolicy | BestOfN:
     """What acts: the policy of ``folder``, or the best of N of its samples when it was saved with a critic.
 
     In evaluation mode, on ``device``. Raises CheckpointError when a file is missing or belongs to another one.
@@ -67,6 +67,8 @@ def load_acting(folder: Path, device: torch.device | str = "cpu") -> ChunkPolicy
     policy = load_policy(folder, device)
     if read_config(folder).get("provenance", {}).get(ACTS_BY) != SCHEMA:
         return policy
+    if not isinstance(policy, ChunkPolicy):
+        raise CheckpointError(f"{folder} names a critic, but its policy is a {type(policy).__name__}")
     config = _read_description(folder)
     raw = _read(folder / CRITIC_WEIGHTS)
     for name, data in ((CRITIC_WEIGHTS, raw), (WEIGHTS, _read(folder / WEIGHTS))):

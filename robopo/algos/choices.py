@@ -14,17 +14,38 @@ import torch
 from torch import Tensor, nn
 
 from robopo.policies.base import PolicySpec
-from robopo.policies.config import ChunkPolicyConfig
+from robopo.policies.config import Reduce
 from robopo.types import DenoisingChain, Moments, Observation, RolloutBatch
+
+
+class LikelihoodConfig(Protocol):
+    """How a policy scores its steps."""
+
+    @property
+    def reduce(self) -> Reduce:
+        """Mean or sum over the executed numbers."""
+        ...
+
+    @property
+    def compat_published(self) -> bool:
+        """Whether log-probabilities are clamped as in DPPO's published code."""
+        ...
 
 
 class ChainPolicy(Protocol):
     """What the family needs of a policy: the network that learns, a frozen copy, and the likelihood of its steps."""
 
-    spec: PolicySpec
-    config: ChunkPolicyConfig
-    net: nn.Module
-    frozen_net: nn.Module | None
+    @property
+    def spec(self) -> PolicySpec: ...
+
+    @property
+    def config(self) -> LikelihoodConfig: ...
+
+    @property
+    def net(self) -> nn.Module: ...
+
+    @property
+    def frozen_net(self) -> nn.Module | None: ...
 
     @property
     def ft_steps(self) -> int:
@@ -46,6 +67,10 @@ class ChainPolicy(Protocol):
 
     def step_log_prob(self, obs: Observation, x_in: Tensor, x_out: Tensor, i: Tensor) -> Tensor:
         """Log-prob [N] of x_in -> x_out [N, H, A] at the steps i [N], differentiable, reduced over executed rows."""
+        ...
+
+    def end_iteration(self, done: int) -> None:
+        """After ``done`` iterations of fine-tuning: move what follows a schedule."""
         ...
 
     def sample_chain(self, obs: Observation, *, generator: torch.Generator) -> tuple[Tensor, DenoisingChain]:

@@ -131,6 +131,7 @@ class PolicyGradient:
         if not all(map(math.isfinite, watched)):
             self._raise_nonfinite(batch, run, on_nonfinite)
         self.iteration += 1
+        self.policy.end_iteration(self.iteration)
         return metrics
 
     @torch.no_grad()

@@ -27,13 +27,12 @@ from robopo.data.files import write_text
 from robopo.deploy.checkpoint_spec import read_policy_spec
 from robopo.deploy.config import DeployConfig, DeployReport
 from robopo.deploy.runtime import deploy
-from robopo.device import select_device
 from robopo.errors import ConfigError
 from robopo.eval.provenance import collect_provenance
 from robopo.eval.records import EvalReport
 from robopo.eval.report import CurvePoint, Deployment, Film, Report
 from robopo.eval.seeds import check_training_seed
-from robopo.policies.io import load_policy, read_config
+from robopo.policies.io import read_config
 from robopo.train.checkpoint import find_checkpoint
 from robopo.train.logger import METRICS, read_metrics
 
@@ -188,8 +187,7 @@ class Demo:
     def _evaluate(self, run: Path) -> EvalReport:
         config = self._eval_config(run)
         folder = find_checkpoint(run)
-        policy = load_policy(folder, select_device(config.device))
-        report, _ = evaluate.evaluate_folder(config, policy, folder)
+        report, _ = evaluate.evaluate_folder(config, evaluate.acting_policy(config, folder), folder)
         self._console.print(f"    success {report.success} on {report.n} episodes", markup=False)
         return report
 

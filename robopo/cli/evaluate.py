@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from robopo.algos.best_of_n_io import load_acting
 from robopo.cli.configs import build, handle_cfg_flag, load_config, to_object
 from robopo.cli.schema import EVAL, EvalConfig
 from robopo.device import select_device
@@ -21,11 +22,15 @@ from robopo.eval.records import EvalReport
 from robopo.eval.report import CurvePoint, Film, Report
 from robopo.eval.seeds import evaluation_seeds
 from robopo.eval.video import annotate, record_episodes, write_mp4
+from robopo.policies.base import Policy
+from robopo.policies.build import with_num_steps
 from robopo.policies.chunk_policy import ChunkPolicy
-from robopo.policies.io import load_policy, read_config
+from robopo.policies.io import read_config
+from robopo.policies.zero_noise import ZeroNoise
 from robopo.train.checkpoint import find_checkpoint
 from robopo.train.logger import METRICS, read_metrics
 from sims.base import VecSim
+from sims.gymnasium_vec import ACTION_MODE, GymnasiumVec
 from sims.mujoco_vec import MujocoVec
 
 log = logging.getLogger(__name__)
@@ -43,9 +48,9 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("robopo eval needs checkpoint=<run or checkpoint folder>")
     torch.set_num_threads(config.torch_threads)
     folder = find_policy(Path(config.checkpoint))
-    policy = load_policy(folder, select_device(config.device))
+    policy = acting_policy(config, folder)
     report, out = evaluate_folder(config, policy, folder)
-    console.print(f"success {report.success} on {report.n} episodes of {policy.spec.task}", markup=False)
+    console.print(f"{report.headline} on {report.n} episodes of {policy.spec.task}", markup=False)
     console.print(f"report: {out / 'report.html'}", markup=False)
     return 0
 
@@ -57,7 +62,21 @@ def find_policy(path: Path) -> Path:
     return find_checkpoint(path)
 
 
-def evaluate_folder(config: EvalConfig, policy: ChunkPolicy, folder: Path) -> tuple[EvalReport, Path]:
+def acting_policy(config: EvalConfig, folder: Path) -> Policy:
+    """What the folder acts with, under the sampler that ``config`` asks for."""
+    policy = load_acting(folder, select_device(config.device))
+    if config.num_steps is None and not config.zero_noise:
+        return policy
+    if not isinstance(policy, ChunkPolicy):
+        raise ConfigError(
+            f"num_steps and zero_noise are of denoising policies, and {folder} acts with a {type(policy).__name__}"
+        )
+    if config.num_steps is not None:
+        policy = with_num_steps(policy, config.num_steps)
+    return ZeroNoise(policy) if config.zero_noise else policy
+
+
+def evaluate_folder(config: EvalConfig, policy: Policy, folder: Path) -> tuple[EvalReport, Path]:
     """Episodes, films and files; returns the result and its folder."""
     run_dir = folder.resolve().parents[1] if folder.parent.name == "checkpoints" else folder
     out = Path(config.out) if config.out else run_dir / "eval" / folder.name
@@ -92,11 +111,13 @@ def evaluate_folder(config: EvalConfig, policy: ChunkPolicy, folder: Path) -> tu
     return report, out
 
 
-def make_sim(config: EvalConfig, policy: ChunkPolicy, num_envs: int) -> VecSim:
+def make_sim(config: EvalConfig, policy: Policy, num_envs: int) -> VecSim:
     """The simulator of ``sim=``, or the one that the policy was trained in."""
     if config.sim is not None:
         return build(config.sim, num_envs=num_envs)
     try:
+        if policy.spec.action_mode == ACTION_MODE:
+            return GymnasiumVec(policy.spec.task, num_envs)
         return MujocoVec(policy.spec.task, num_envs, action_mode=policy.spec.action_mode)
     except (ValueError, OSError) as error:
         raise ConfigError(
@@ -104,9 +125,7 @@ def make_sim(config: EvalConfig, policy: ChunkPolicy, num_envs: int) -> VecSim:
         ) from error
 
 
-def film(
-    config: EvalConfig, policy: ChunkPolicy, seeds: Sequence[int], folder: Path, options: dict[str, Any]
-) -> list[Film]:
+def film(config: EvalConfig, policy: Policy, seeds: Sequence[int], folder: Path, options: dict[str, Any]) -> list[Film]:
     """Films of the first episodes; none, and a warning, where nothing can be rendered."""
     sim = make_sim(config, policy, min(len(seeds), 4))
     try:

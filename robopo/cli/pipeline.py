@@ -1,9 +1,8 @@
-"""Joins simulators, data, policies and algorithms into stages: what ``train`` and ``demo`` have in common."""
+"""Policies from configurations, and the cloning stage; what the other commands share with it."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,22 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from robopo.algos.bc import BC, BCConfig
-from robopo.algos.choices import AdvantageEstimator, Ratio, TrustRegion
-from robopo.algos.jagg import Jagg
-from robopo.algos.optimizers import OptimizerChoice
-from robopo.algos.policy_gradient import PolicyGradient
-from robopo.algos.policy_gradient_config import PolicyGradientConfig
-from robopo.algos.regularisers import Demonstrations
-from robopo.cli.configs import build
 from robopo.cli.policy_schema import ChunkPolicySettings, DirectKind, PolicySettings
-from robopo.cli.schema import FinetuneConfig
-from robopo.critics.value import ValueNet
 from robopo.data.demo import DemoData
 from robopo.data.sampler import WindowDataset, frame_tensors
 from robopo.errors import ConfigError
 from robopo.eval.evaluate import evaluate
 from robopo.eval.seeds import SeedPurpose, evaluation_seeds
-from robopo.policies.base import PolicySpec
+from robopo.policies.base import Policy, PolicySpec
 from robopo.policies.build import build_chunk_policy
 from robopo.policies.chunk_policy import ChunkPolicy
 from robopo.policies.gaussian import GaussianPolicy
@@ -34,10 +24,10 @@ from robopo.policies.gaussian_build import build_gaussian, build_gmm
 from robopo.policies.gmm import GMMPolicy
 from robopo.policies.io import save_policy
 from robopo.policies.normalizer import MinMaxNormalizer
-from robopo.rollout.collector import Collector
+from robopo.policies.running_stats import scratch_normalizer
 from robopo.train.loop import Evaluate
 from robopo.train.seeding import SeedTree
-from robopo.train.stages import CloningStage, OnPolicyStage
+from robopo.train.stages import CloningStage
 from sims.base import SimSpec, VecSim
 
 type FinetunablePolicy = ChunkPolicy | GaussianPolicy | GMMPolicy
@@ -89,12 +79,12 @@ class Cloning(NamedTuple):
     """A cloning stage, and the policy that ``refresh`` sets to the averaged weights of now."""
 
     stage: CloningStage
-    averaged: ChunkPolicy
+    averaged: FinetunablePolicy
     refresh: Callable[[], None]
 
 
 def cloning_stage(
-    policy: ChunkPolicy,
+    policy: FinetunablePolicy,
     data: DemoData,
     config: BCConfig,
     *,
@@ -128,89 +118,16 @@ def cloning_stage(
     return Cloning(stage, averaged, refresh)
 
 
-class Choices(NamedTuple):
-    """The objects behind an algorithm's row. optimizer, accelerator: None for the default."""
-
-    ratio: Ratio
-    advantage: AdvantageEstimator
-    trust_region: TrustRegion
-    optimizer: OptimizerChoice | None
-    accelerator: Jagg | None
-
-
-def algorithm_choices(config: PolicyGradientConfig) -> Choices:
-    """Build what ``config`` names. Raises ConfigError where an axis is empty, or a setting out of range."""
-    for axis in ("ratio", "advantage", "trust_region"):
-        if getattr(config, axis) is None:
-            raise ConfigError(f"algo.{axis} is empty: start from a complete row, such as algo=dppo")
-    built: dict[str, Any] = {axis: getattr(config, axis) for axis in Choices._fields}
-    for axis, node in built.items():
-        built[axis] = None if node is None else build(node)
-    return Choices(**built)
-
-
-def for_finetuning(policy: ChunkPolicy, config: FinetuneConfig) -> ChunkPolicy:
-    """The same networks, exploring and scoring as ``config`` asks."""
-    floor = config.std_floor or policy.config.sampling_std_floor
-    sampling = dataclasses.replace(
-        policy.config,
-        sampling_std_floor=floor,
-        logprob_std_floor=config.logprob_std_floor or floor,
-        reduce=config.reduce or policy.config.reduce,
-        compat_published=config.compat_published or policy.config.compat_published,
-    )
-    if sampling == policy.config:
-        return policy
-    changed = ChunkPolicy(policy.spec, policy.net, policy.process, policy.normalizer, sampling)
-    if policy.frozen_net is not None:
-        changed.frozen_net = policy.frozen_net
-    return changed
-
-
-def finetuning_stage(
-    policy: ChunkPolicy,
-    sim: VecSim,
-    config: PolicyGradientConfig,
-    finetune: FinetuneConfig,
-    *,
-    demonstrations: Demonstrations | None = None,
-    seeds: SeedTree,
-    device: torch.device,
-    provenance: Mapping[str, Any],
-) -> OnPolicyStage:
-    """Fine-tunes ``policy``, on its device, in ``sim``; the critic's weights come from torch's global generator."""
-    chosen = algorithm_choices(config)
-    policy.begin_finetuning(finetune.ft_steps)
-    spec = policy.spec
-    critic = ValueNet(spec.obs, spec.obs_steps, finetune.critic_hidden, policy.normalizer).to(device)
-    collector = Collector(sim, policy, device=device)
-    collector.reset(seeds.int("episodes") % 2**31 % 10**9)  # below the seeds reserved for evaluation
-    algorithm = PolicyGradient(
-        policy,
-        critic,
-        config,
-        ratio=chosen.ratio,
-        advantage=chosen.advantage,
-        trust_region=chosen.trust_region,
-        optimizer=chosen.optimizer,
-        demonstrations=demonstrations,
-        accelerator=None if chosen.accelerator is None else chosen.accelerator.build(policy, chosen.ratio),
-    )
-    return OnPolicyStage(
-        collector=collector,
-        algorithm=algorithm,
-        modules={"policy": policy, "critic": critic},
-        num_decisions=finetune.num_decisions,
-        sample_generator=seeds.torch("sample", device),
-        update_generator=seeds.torch("update", device),
-        export=lambda folder: save_policy(folder, policy, provenance),
-    )
+def scratch_policy(sim: SimSpec, config: PolicySettings, device: torch.device) -> FinetunablePolicy:
+    """A policy with fresh weights and no data: actions as the simulator bounds them."""
+    spec = policy_spec(sim, config)
+    return fresh_policy(spec, config, scratch_normalizer(spec.obs, sim.action.low, sim.action.high)).to(device)
 
 
 def selection_evaluator(
-    policy: ChunkPolicy, sim: VecSim, n: int, device: torch.device, *, before: Callable[[], None] | None = None
+    policy: Policy, sim: VecSim, n: int, device: torch.device, *, before: Callable[[], None] | None = None
 ) -> Evaluate:
-    """Success on ``n`` episodes of the seeds for choosing checkpoints, as the loop wants it.
+    """Success (where the simulator knows it) and return on ``n`` episodes of the seeds for choosing checkpoints.
 
     before: called first, for example to take on averaged weights.
     """
@@ -220,12 +137,9 @@ def selection_evaluator(
         if before is not None:
             before()
         report = evaluate(policy, sim, seeds=seeds, device=device)
-        return {
-            "success": report.success.point,
-            "eval/n": float(report.n),
-            "eval/successes": float(report.successes),
-            "eval/return": report.mean_return,
-            "eval/steps": report.mean_steps,
-        }
+        found = {"eval/n": float(report.n), "eval/return": report.mean_return, "eval/steps": report.mean_steps}
+        if report.has_success:
+            found |= {"success": report.success.point, "eval/successes": float(report.successes)}
+        return found
 
     return run

@@ -21,8 +21,10 @@ from robopo.train.loop import LoopConfig
 class FinetuneConfig:
     """What on-policy fine-tuning needs besides the algorithm."""
 
-    ft_steps: int = 10
-    """K', denoising steps that learn, counted from the last; at most the sampler's steps."""
+    ft_steps: int | None = None
+    """K', denoising steps that learn, counted from the last; null: all of the sampler's."""
+    num_steps: int | None = None
+    """Steps of the sampler, for a flow or DDIM policy that isn't fine-tuned yet; null keeps the policy's own."""
     num_decisions: int = 25
     """T, decisions per environment and iteration."""
     std_floor: float | None = None
@@ -37,9 +39,10 @@ class FinetuneConfig:
     """Widths of the value network: an odd number of equal entries."""
 
     def __post_init__(self) -> None:
-        if self.ft_steps < 0 or self.num_decisions < 1:
+        if (self.ft_steps or 0) < 0 or (self.num_steps or 1) < 1 or self.num_decisions < 1:
             raise ConfigError(
-                f"ft_steps={self.ft_steps}, num_decisions={self.num_decisions}: expected 0 or more, and 1 or more"
+                f"ft_steps={self.ft_steps}, num_steps={self.num_steps}, num_decisions={self.num_decisions}: expected 0 "
+                "or more (or null), 1 or more (or null), and 1 or more"
             )
         if self.std_floor is not None and self.std_floor <= 0.0:
             raise ConfigError(f"std_floor={self.std_floor}: must be positive, or null")
@@ -85,6 +88,8 @@ class TrainConfig:
     """What to clone: a LeRobotDataset folder, a robomimic .hdf5 or a DPPO .npz file."""
     checkpoint: str | None = None
     """Run or checkpoint folder whose policy is fine-tuned."""
+    from_scratch: bool = False
+    """Train the policy of ``policy=`` without demonstrations; its normaliser follows what it sees."""
     updates_per_iteration: int = 100
     """Gradient steps of cloning between two lines of the log."""
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
@@ -148,6 +153,10 @@ class EvalConfig:
     """Of the policy's initial noise."""
     deterministic: bool = True
     """As little noise as the sampler allows; false explores as training does."""
+    num_steps: int | None = None
+    """Sampler steps of a flow or DDIM policy that wasn't fine-tuned; null: the policy's own."""
+    zero_noise: bool = False
+    """Start every chain at zero instead of at random noise: seeks a mode; report it beside the usual number."""
     videos: int = 4
     """Episodes to film; 0 none."""
     out: str | None = None

@@ -18,14 +18,8 @@ from rich.console import Console
 from robopo.algos.bc import BCConfig
 from robopo.algos.policy_gradient_config import PolicyGradientConfig
 from robopo.cli.configs import SavedRun, build, choices, handle_cfg_flag, load_config, load_saved, to_object
-from robopo.cli.pipeline import (
-    algorithm_choices,
-    cloning_stage,
-    finetuning_stage,
-    for_finetuning,
-    new_policy,
-    selection_evaluator,
-)
+from robopo.cli.finetuning import Seeds, algorithm_choices, policy_gradient_stage
+from robopo.cli.pipeline import FinetunablePolicy, cloning_stage, new_policy, scratch_policy, selection_evaluator
 from robopo.cli.schema import TRAIN, TrainConfig
 from robopo.data.demo import DemoData
 from robopo.data.files import write_text
@@ -36,6 +30,8 @@ from robopo.errors import CheckpointError, ConfigError
 from robopo.eval.provenance import collect_provenance
 from robopo.eval.seeds import check_training_seed
 from robopo.policies.chunk_policy import ChunkPolicy
+from robopo.policies.gaussian import GaussianPolicy
+from robopo.policies.gmm import GMMPolicy
 from robopo.policies.io import load_policy
 from robopo.train.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from robopo.train.logger import RunLogger
@@ -186,35 +182,47 @@ def _prepare_finetuning(
     run: Run, algo: PolicyGradientConfig, sim: VecSim, watched: VecSim, seeds: SeedTree, device: torch.device
 ) -> Prepared:
     config = run.config
-    policy, parent = _starting_policy(run, device)
-    finetune = config.finetune if algo.reduce is None else replace(config.finetune, reduce=algo.reduce)
-    policy = for_finetuning(policy, finetune)
+    policy, parent = _starting_policy(run, sim.spec, device)
     windows: WindowDataset | None = None
     if algo.demo_coef > 0.0:
         data = _demonstrations(config, sim.spec)
         windows = WindowDataset(data, obs_steps=policy.spec.obs_steps, horizon=policy.spec.horizon, device=device)
-    stage = finetuning_stage(
+    stage, policy = policy_gradient_stage(
         policy,
         sim,
         algo,
-        finetune,
-        demonstrations=windows,
-        seeds=seeds,
-        device=device,
+        config.finetune,
+        seeds=Seeds(seeds, device),
         provenance={**_provenance(run), "started_from": parent},
+        demonstrations=windows,
+        learn_observations=config.from_scratch,
     )
     look = selection_evaluator(policy, watched, config.evaluation.n, device)
     return Prepared(stage, look, config.loop, run.saved.choices.get("algo", "dppo"))
 
 
-def _starting_policy(run: Run, device: torch.device) -> tuple[ChunkPolicy, str]:
-    """The policy to fine-tune; a resumed run has all of it in its own checkpoint."""
+def _starting_policy(run: Run, sim: SimSpec, device: torch.device) -> tuple[FinetunablePolicy, str]:
+    """The policy to improve; a resumed run has all of it in its own checkpoint."""
+    config = run.config
     if run.resume is not None:
-        return load_policy(run.resume.folder, device), str(run.config.checkpoint)
-    if run.config.checkpoint is None:
-        raise ConfigError("this algo fine-tunes a policy: give checkpoint=<run or checkpoint folder>")
-    folder = find_checkpoint(Path(run.config.checkpoint))
-    return load_policy(folder, device), str(folder)
+        return _finetunable(run.resume.folder, device), str(config.checkpoint or "scratch")
+    if config.from_scratch:
+        if config.checkpoint is not None:
+            raise ConfigError(f"checkpoint={config.checkpoint} with from_scratch=true: choose one of the two")
+        return scratch_policy(sim, config.policy, device), "scratch"
+    if config.checkpoint is None:
+        raise ConfigError(
+            "this algo improves a policy: give checkpoint=<run or checkpoint folder>, or from_scratch=true with policy="
+        )
+    folder = find_checkpoint(Path(config.checkpoint))
+    return _finetunable(folder, device), str(folder)
+
+
+def _finetunable(folder: Path, device: torch.device) -> FinetunablePolicy:
+    policy = load_policy(folder, device)
+    if not isinstance(policy, ChunkPolicy | GaussianPolicy | GMMPolicy):
+        raise ConfigError(f"{folder} holds a {type(policy).__name__}, which this algorithm can't improve")
+    return policy
 
 
 def _demonstrations(config: TrainConfig, sim: SimSpec) -> DemoData:

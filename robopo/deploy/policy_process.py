@@ -234,12 +234,12 @@ class CheckpointRunner:
     def __init__(self, folder: Path, seed: int, *, deterministic: bool = True) -> None:
         import torch
 
-        from robopo.policies.io import load_policy
+        from robopo.algos.best_of_n_io import load_acting
 
         torch.set_num_threads(1)
         self._torch, self._seed, self._deterministic = torch, seed, deterministic
         # Without gradients a network may keep what doesn't change from decision to decision.
-        self._policy = load_policy(folder, device="cpu").eval().requires_grad_(False)
+        self._policy = load_acting(folder, device="cpu").eval().requires_grad_(False)
         self._generator = torch.Generator().manual_seed(seed)
 
     def begin(self, episode: int) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from robopo.errors import ConfigError
 from robopo.nn.gaussian_mlp import MixtureMLP
 from robopo.policies.obs_encoding import ACTION
 from robopo.policies.one_step import OneStepPolicy
 from robopo.processes.kernels import gaussian_log_prob
-from robopo.types import DenoisingChain, Observation
+from robopo.types import DenoisingChain, Moments, Observation
 
 
 class GMMPolicy(OneStepPolicy[MixtureMLP]):
@@ -28,6 +29,10 @@ class GMMPolicy(OneStepPolicy[MixtureMLP]):
     def has_moments(self) -> bool:
         """Not a Gaussian."""
         return False
+
+    def step_moments(self, obs: Observation, x_in: Tensor, i: Tensor) -> Moments:  # noqa: ARG002
+        """A mixture has none: ConfigError; ask ``has_moments`` first."""
+        raise ConfigError("a GMMPolicy has no Gaussian moments: use ratio=PerStep without a KL and trust_region=Clip")
 
     def bc_loss(
         self, obs: Observation, action: Tensor, generator: torch.Generator | None, pad_mask: Tensor | None = None

@@ -114,6 +114,9 @@ class OneStepPolicy[Net: nn.Module](nn.Module, ABC):
         """Parameters of ``net``, its variances among them."""
         return list(self.net.parameters())
 
+    def end_iteration(self, done: int) -> None:
+        """Nothing follows a schedule."""
+
     def reset(self) -> None:
         """Nothing to forget: every decision depends on its observations alone."""
 

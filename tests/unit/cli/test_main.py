@@ -33,7 +33,7 @@ def test_help_has_three_examples_that_begin_with_the_command(name: str, capsys: 
     ("argv", "expected"),
     [
         (["trian"], "unknown command 'trian'; did you mean 'train'?"),
-        (["train", "algo=dpo"], "algo=dpo: unknown algo; did you mean 'dppo'? known: bc, dppo"),
+        (["train", "algo=dpo"], "algo=dpo: unknown algo; did you mean 'dppo'? known: adpo, bc"),
         (["train", "sim=lfit"], "did you mean 'lift'?"),
         (["train", "algo.gama=0.9"], "unknown setting 'algo.gama'; did you mean 'algo.advantage.gamma'?"),
         (["train", "gamma=0.9"], "did you mean 'algo.advantage.gamma'?"),

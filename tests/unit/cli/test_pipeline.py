@@ -11,8 +11,8 @@ from robopo.algos.dppo import Clip, PerStep
 from robopo.algos.gae_advantage import GAE
 from robopo.algos.optimizers import AdamW
 from robopo.algos.policy_gradient_config import NormAdv, PolicyGradientConfig
-from robopo.cli.configs import load_config, to_object
-from robopo.cli.pipeline import Choices, algorithm_choices, for_finetuning
+from robopo.cli.configs import groups, load_config, to_object
+from robopo.cli.finetuning import Choices, algorithm_choices, for_finetuning
 from robopo.cli.schema import TRAIN, FinetuneConfig
 from robopo.errors import ConfigError
 from robopo.nn.mlp import DiffusionMLPConfig
@@ -70,8 +70,12 @@ def test_a_row_becomes_its_objects() -> None:
 
 def test_rows_name_every_setting_of_their_choices() -> None:
     """Overrides are checked against what the row lists."""
-    for row in ("dppo", "dppo_published"):
-        config = to_object(load_config("train", [f"algo={row}"], TRAIN)).algo
+    rows = [row for row in groups()["algo"] if row != "bc"]
+    found = {row: to_object(load_config("train", [f"algo={row}"], TRAIN)).algo for row in rows}
+    rows = [row for row, config in found.items() if isinstance(config, PolicyGradientConfig)]
+    assert len(rows) > 15
+    for row in rows:
+        config = found[row]
         for axis, choice in zip(Choices._fields, algorithm_choices(config), strict=True):
             if choice is not None:
                 assert set(getattr(config, axis)) - {"_target_"} == {f.name for f in dataclasses.fields(choice)}
