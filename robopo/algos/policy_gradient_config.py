@@ -170,13 +170,14 @@ class PolicyGradientMetrics(NamedTuple):
     ratio_q50: float
     ratio_q99: float
     chain_kl: float | None
-    """Exact KL(old || new), summed over the active steps of a chain: what max_chain_kl is compared with."""
+    """Exact KL(old || new) of the last minibatch, summed over the active steps of a chain: how far the iteration went.
+    max_chain_kl is compared with it."""
     std_mean: float | None
     """(d) Std of the active steps that were sampled from."""
     ratio_deviation: tuple[float, ...]
     """Mean |ratio - 1| of each fine-tuned step i, noisiest first; one number when units are not steps."""
     kl_per_step: tuple[float, ...]
-    """Exact KL of each fine-tuned step; empty when the ratio doesn't give it."""
+    """Exact KL of each fine-tuned step, over all minibatches; empty when the ratio doesn't give it."""
     regularisers: Mapping[str, float]
     """Each term before its weight, by name."""
     actor_lr: float = 0.0

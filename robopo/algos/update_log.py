@@ -63,14 +63,15 @@ class UpdateLog:
         """Summary [5]: explained variance, mean value and return, std of the advantage, divisor of the reward."""
         like = self._data.value
         actor = torch.stack(self.actor).mean(0) if self.actor else like.new_zeros(ROW + len(self._terms) + 1)
+        moved = self.actor[-1][CHAIN_KL : CHAIN_KL + 1] if self.actor else like.new_zeros(1)
         critic = torch.stack(self.critic).mean(0) if self.critic else like.new_zeros(2)
         per_step = self._per_step / self._per_step[2].clamp_min(1.0)
         signs = self._by_sign[::2] / self._by_sign[1::2].clamp_min(1.0)
         levels = torch.tensor([0.01, 0.5, 0.99], dtype=like.dtype).to(like.device)
         quantiles = torch.quantile(self._last_ratio.flatten().to(like.dtype), levels)
-        parts = [actor, critic, summary, signs, quantiles, _mean_std(self._data), per_step[0], per_step[1]]
+        parts = [actor, critic, summary, signs, quantiles, moved, _mean_std(self._data), per_step[0], per_step[1]]
         numbers = iter(torch.cat(parts).tolist())
-        a, c, s, blocked, q, std, deviation, kl = ([next(numbers) for _ in part] for part in parts)
+        a, c, s, blocked, q, chain_kl, std, deviation, kl = ([next(numbers) for _ in part] for part in parts)
         return PolicyGradientMetrics(
             actor_loss=a[0],
             approx_kl=a[APPROX_KL],
@@ -91,7 +92,7 @@ class UpdateLog:
             ratio_q01=q[0],
             ratio_q50=q[1],
             ratio_q99=q[2],
-            chain_kl=a[CHAIN_KL] if self._has_kl else None,
+            chain_kl=chain_kl[0] if self._has_kl else None,
             std_mean=None if self._data.stds is None else std[0],
             ratio_deviation=tuple(deviation if self._has_step or not self.actor else deviation[:1]),
             kl_per_step=tuple(kl) if self._has_kl and self._has_step else (),

@@ -175,6 +175,10 @@ def test_max_chain_kl_stops_the_epochs() -> None:
     algo, collector = make(config)
     metrics = update(algo, rollout(collector))
     assert metrics.epochs < 6
+    assert metrics.chain_kl is not None
+    # the limit is on the last minibatch, the KL of the steps is the mean of all
+    assert sum(metrics.kl_per_step) < metrics.chain_kl
+    assert metrics.chain_kl > 0.01
     algo, collector = make(dataclasses.replace(config, max_chain_kl=1e6))
     assert update(algo, rollout(collector)).epochs == 6
 
