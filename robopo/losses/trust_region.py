@@ -72,14 +72,15 @@ def ppo_clip(*, log_ratio: Tensor, adv: Tensor, clip: Tensor, ratio_cap: float |
     and discounted. loss = max(-A r, -A clip(r, 1 - eps, 1 + eps)). With ``ratio_cap`` (dual clip, Ye et al. 2020, arXiv
     1912.09729, eq. 5): not above -A ratio_cap where A < 0, so that a runaway ratio can't rule the gradient.
     """
-    ratio = log_ratio.exp()
-    loss = torch.maximum(-adv * ratio, -adv * ratio.clamp(1.0 - clip, 1.0 + clip))
-    seen = ratio.detach()
+    seen = log_ratio.detach().exp()
+    stopped = -adv * seen.clamp(1.0 - clip, 1.0 + clip)
     blocked = torch.where(adv > 0.0, seen > 1.0 + clip, (seen < 1.0 - clip) & (adv < 0.0))
     outside = (seen - 1.0).abs() > clip
     if ratio_cap is not None:
         capped = (adv < 0.0) & (seen > ratio_cap)
-        loss, blocked = torch.where(capped, -adv * ratio_cap, loss), blocked | capped
+        stopped, blocked = torch.where(capped, -adv * ratio_cap, stopped), blocked | capped
+    # Before the exp: 0 times the infinite derivative of a stopped one would be NaN.
+    loss = torch.where(blocked, stopped, -adv * torch.where(blocked, 0.0, log_ratio).exp())
     return PPOClip(loss, blocked, outside)
 
 

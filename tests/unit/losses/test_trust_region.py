@@ -78,6 +78,33 @@ def test_blocked_values_are_those_without_a_gradient() -> None:
     assert out.blocked[5]
 
 
+def test_a_ratio_that_overflows_is_held_back_without_nan() -> None:
+    """exp(1000) is infinite; 0 times its derivative must be 0 wherever the clip or the cap stops the gradient."""
+    log_ratio = torch.tensor([1000.0, 1000.0, -1000.0, 0.05]).requires_grad_()
+    adv = torch.tensor([2.0, -2.0, -2.0, 2.0])
+    out = ppo_clip(log_ratio=log_ratio, adv=adv, clip=torch.tensor(0.1), ratio_cap=3.0)
+    torch.testing.assert_close(out.loss, torch.tensor([-2.2, 6.0, 1.8, -2.0 * math.exp(0.05)]))
+    assert out.blocked.tolist() == [True, True, True, False]
+    (gradient,) = torch.autograd.grad(out.loss.sum(), log_ratio)
+    torch.testing.assert_close(gradient, torch.tensor([0.0, 0.0, 0.0, -2.0 * math.exp(0.05)]))
+    # without the cap, a negative advantage alone sees the infinite ratio, as PPO's objective says
+    plain = ppo_clip(log_ratio=log_ratio[:1], adv=adv[:1], clip=torch.tensor(0.1))
+    assert torch.autograd.grad(plain.loss.sum(), log_ratio)[0].tolist() == [0.0] * 4
+
+
+def test_holding_back_leaves_loss_and_gradient_of_ordinary_ratios_bit_for_bit() -> None:
+    """Against eq. 7 as it is written: the larger of the plain and the clipped term."""
+    generator = torch.Generator().manual_seed(0)
+    log_ratio = (0.3 * torch.randn(5000, generator=generator)).requires_grad_()
+    adv = torch.randn(5000, generator=generator)
+    ratio = log_ratio.exp()
+    expected = torch.maximum(-adv * ratio, -adv * ratio.clamp(0.9, 1.1))
+    out = ppo_clip(log_ratio=log_ratio, adv=adv, clip=torch.tensor(0.1))
+    assert out.loss.equal(expected)
+    found, wanted = (torch.autograd.grad(loss.sum(), log_ratio)[0] for loss in (out.loss, expected))
+    assert found.equal(wanted)
+
+
 def test_each_pair_has_its_own_clip() -> None:
     log_ratio = torch.tensor([1.2, 1.2]).log()
     clip = torch.tensor([0.1, 0.3])
