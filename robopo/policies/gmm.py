@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from robopo.errors import ConfigError
-from robopo.nn.gaussian_mlp import MixtureMLP
+from robopo.nn.gaussian_mlp import Mixture, MixtureMLP
 from robopo.policies.obs_encoding import ACTION
 from robopo.policies.one_step import OneStepPolicy
 from robopo.processes.kernels import gaussian_log_prob
@@ -47,12 +47,13 @@ class GMMPolicy(OneStepPolicy[MixtureMLP]):
         B, H, A = target.shape
         real = target.new_ones(B, H) if pad_mask is None else (~pad_mask).to(target.dtype)
         std = target.new_tensor(self.net.config.initial_std)
-        joint = self._joint(self.encode(obs), target, std, real)
+        joint = self._joint(self.net(self.encode(obs)), target, std, real)
         return -joint.sum() / (real.sum() * A).clamp(min=1.0)
 
     def draw(self, cond: Tensor, *, deterministic: bool, generator: torch.Generator | None) -> DenoisingChain:
         """One chunk per row of cond [B, C]."""
-        logits, out = self.net(cond)
+        mixture = self.net(cond)
+        logits, out = mixture
         if deterministic:
             mode = logits.argmax(1)
         else:
@@ -63,19 +64,22 @@ class GMMPolicy(OneStepPolicy[MixtureMLP]):
             action = torch.addcmul(mean, self.clipped_noise(mean, generator), self.net.std()[mode][:, None])
         return DenoisingChain(
             latents=torch.stack([torch.zeros_like(action), action], dim=1),
-            log_probs=self.reduced(self.joint_log_prob(cond, action))[:, None],
+            log_probs=self.reduced(self._executed(mixture, action))[:, None],
         )
 
     def joint_log_prob(self, cond: Tensor, action: Tensor) -> Tensor:
         """Log-density [B] of the executed rows of action [B, H, A] (normalised), with a graph."""
-        executed = torch.arange(self.spec.horizon, device=action.device) < self.spec.action_steps
-        return self._joint(cond, action, self.net.std()[:, None], executed.to(action.dtype).expand(len(action), -1))
+        return self._executed(self.net(cond), action)
 
-    def _joint(self, cond: Tensor, action: Tensor, std: Tensor, rows: Tensor) -> Tensor:
+    def _executed(self, mixture: Mixture, action: Tensor) -> Tensor:
+        executed = torch.arange(self.spec.horizon, device=action.device) < self.spec.action_steps
+        return self._joint(mixture, action, self.net.std()[:, None], executed.to(action.dtype).expand(len(action), -1))
+
+    def _joint(self, mixture: Mixture, action: Tensor, std: Tensor, rows: Tensor) -> Tensor:
         """Log-density [B] of the rows [B, H] (1: counts) of action [B, H, A]; std broadcasts to [B, M, H, A].
 
         Given its mode a chunk's rows are independent, so leaving some out is the marginal density of the others.
         """
-        logits, out = self.net(cond)
+        logits, out = mixture
         log_prob = gaussian_log_prob(action[:, None], self.squashed(out), std).sum(-1)  # [B, M, H]
         return torch.logsumexp(logits.log_softmax(1) + (log_prob * rows[:, None]).sum(-1), dim=1)
