@@ -1,7 +1,8 @@
 """DIPO: Yang et al. 2023, arXiv 2305.13122, as a baseline of Ren et al. 2024 (DPPO), arXiv 2409.00588.
 
-The buffer's actions climb Q by a few gradient steps and are written back; the policy is cloned from them. What acts, in
-the targets, in the simulator and after training, is a slow copy of the network that learns.
+The buffer's actions climb Q by a few gradient steps and are written back; the policy is cloned from them. They lie
+beside the actions that were taken, which Q goes on learning from: the rewards belong to those. What acts, in the
+targets, in the simulator and after training, is a slow copy of the network that learns.
 """
 
 from __future__ import annotations
@@ -135,9 +136,10 @@ class DIPO:
         q_loss = self.q.step(batch, next_value)
         actor_loss = moved = q_loss.new_zeros(())
         if learns:
-            action = self.improve(batch.obs, batch.action)
-            buffer.replace_actions(batch.index, action)
-            moved = (action - batch.action).square().mean().sqrt()
+            start = buffer.improved_actions(batch.index)
+            action = self.improve(batch.obs, start)
+            buffer.improve_actions(batch.index, action)
+            moved = (action - start).square().mean().sqrt()
             loss = denoising_errors(self.learner, batch.obs, action, generator).mean()
             self.actor_optimizer.zero_grad(set_to_none=True)
             loss.backward()

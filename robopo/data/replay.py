@@ -17,7 +17,7 @@ from robopo.types import RolloutBatch
 
 type Columns = dict[str, Tensor]
 
-_OBS, _NEXT = "obs.", "next_obs."
+_OBS, _NEXT, _IMPROVED = "obs.", "next_obs.", "improved_action"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ class ReplayBuffer:
         given: dict[str, Tensor] = {"action": action, "reward": reward, "terminated": terminated, **(extras or {})}
         given |= {_OBS + key: value for key, value in obs.items()}
         given |= {_NEXT + key: value for key, value in next_obs.items()}
+        given[_IMPROVED] = action
         n = reward.shape[0] if reward.ndim == 1 else -1
         for name, column in self._columns.items():
             if name not in given:
@@ -144,9 +145,22 @@ class ReplayBuffer:
             index=index,
         )
 
-    def replace_actions(self, index: Tensor, action: Tensor) -> None:
-        """Overwrite the actions of the rows ``index`` [n] by [n, H, A], normalised."""
-        self._columns["action"][index] = action.detach().to(self.device, torch.float32)
+    def improved_actions(self, index: Tensor) -> Tensor:
+        """The better actions that were stored for the rows ``index`` [n] -> [n, H, A]; those taken, where none was."""
+        return self._improved().index_select(0, index)
+
+    def improve_actions(self, index: Tensor, action: Tensor) -> None:
+        """Store better actions [n, H, A] (normalised) for the rows ``index`` [n], beside those that were taken.
+
+        The taken ones stay: they are what the rewards belong to.
+        """
+        self._improved()[index] = action.detach().to(self.device, torch.float32)
+
+    def _improved(self) -> Tensor:
+        """The column of better actions; it exists from the first request on."""
+        if _IMPROVED not in self._columns:
+            self._columns[_IMPROVED] = self._columns["action"].clone()
+        return self._columns[_IMPROVED]
 
     def state_dict(self) -> dict[str, Any]:
         """The filled rows, as views, and where the next one goes; in a full run this is most of a checkpoint."""
@@ -158,10 +172,11 @@ class ReplayBuffer:
         }
 
     def snapshot(self) -> dict[str, Any]:
-        """``state_dict()`` that ``replace_actions`` doesn't change afterwards; only ``add`` may, so read it before."""
+        """``state_dict()`` that ``improve_actions`` doesn't change afterwards; only ``add`` may, so read it before."""
         state = self.state_dict()
         columns: Columns = state["columns"]
-        return state | {"columns": columns | {"action": columns["action"].clone()}}
+        kept = {name: column.clone() if name == _IMPROVED else column for name, column in columns.items()}
+        return state | {"columns": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly from ``state_dict()``. Raises CheckpointError when it belongs to another buffer."""
@@ -171,6 +186,10 @@ class ReplayBuffer:
                 "resume with the same capacity"
             )
         columns: Mapping[str, Tensor] = state["columns"]
+        if _IMPROVED in columns:
+            self._improved()
+        else:
+            self._columns.pop(_IMPROVED, None)
         found = {name: tuple(value.shape[1:]) for name, value in columns.items()}
         expected = {name: tuple(value.shape[1:]) for name, value in self._columns.items()}
         if found != expected:

@@ -129,6 +129,6 @@ def check_resume(make: Callable[[], Any], modules_of: Callable[[Any], dict[str, 
     for name, module in modules_of(whole).items():
         assert same(weights(module), weights(modules_of(again)[name])), name
     index = torch.arange(len(buffer))
-    assert buffer.rows(index).action.equal(other.rows(index).action)
+    assert buffer.improved_actions(index).equal(other.improved_actions(index))
     obs = {key: torch.randn(4, 1, size, generator=rng(5)) for key, size in again.spec.obs.items()}
     assert whole.explore(obs, rng(6))[1].equal(again.explore(obs, rng(6))[1])

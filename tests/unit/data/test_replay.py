@@ -85,11 +85,22 @@ def test_a_draw_is_a_copy() -> None:
     assert buffer.rows(torch.arange(3)).action[:, 0, 0].tolist() == [0, 1, 2]
 
 
-def test_actions_can_be_replaced() -> None:
-    buffer = ReplayBuffer(SPEC, 3)
+def test_better_actions_lie_beside_those_taken() -> None:
+    buffer, index = ReplayBuffer(SPEC, 4), torch.arange(3)
     buffer.add(**rows(0, 3))
-    buffer.replace_actions(torch.tensor([2, 0]), torch.full((2, 3, 1), 7.0))
-    assert buffer.rows(torch.arange(3)).action[:, 0, 0].tolist() == [7, 1, 7]
+    assert buffer.improved_actions(index)[:, 0, 0].tolist() == [0, 1, 2]
+    buffer.improve_actions(torch.tensor([2, 0]), torch.full((2, 3, 1), 7.0))
+    assert buffer.improved_actions(index)[:, 0, 0].tolist() == [7, 1, 7]
+    assert buffer.rows(index).action[:, 0, 0].tolist() == [0, 1, 2]
+    before = buffer.snapshot()
+    buffer.improve_actions(index, torch.full((3, 3, 1), 8.0))
+    buffer.load_state_dict(before)
+    assert buffer.improved_actions(index)[:, 0, 0].tolist() == [7, 1, 7]
+    buffer.add(**rows(3, 2))  # overwrites row 0
+    assert buffer.improved_actions(torch.arange(4))[:, 0, 0].tolist() == [4, 1, 7, 3]
+    other = ReplayBuffer(SPEC, 4)
+    other.load_state_dict(buffer.state_dict())
+    assert other.improved_actions(torch.arange(4))[:, 0, 0].tolist() == [4, 1, 7, 3]
 
 
 def test_a_rollout_keeps_the_action_and_forgets_truncation() -> None:

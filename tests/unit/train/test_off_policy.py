@@ -96,7 +96,7 @@ def test_resume_is_exact_through_the_files(kind: str, guard: NanGuard) -> None:
     for name, module in whole._modules.items():
         assert same(weights(module), weights(again._modules[name]))
     index = torch.arange(30)
-    assert whole._buffer.rows(index).action.equal(again._buffer.rows(index).action)
+    assert whole._buffer.improved_actions(index).equal(again._buffer.improved_actions(index))
 
 
 class Poisoned:
