@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -23,6 +25,8 @@ from omegaconf.errors import OmegaConfBaseException
 from robopo.errors import ConfigError, RobopoError, did_you_mean
 
 CFG_FLAGS = ("--cfg", "-c")
+OWN_CONFIGS = "ROBOPO_CONFIG_DIR"
+"""Environment variable: folders of your own YAML files, laid out as ``configs/`` and separated as in PATH."""
 
 
 class SavedRun(NamedTuple):
@@ -39,6 +43,21 @@ def config_dir() -> Path:
         if (folder / "train.yaml").is_file():
             return folder
     raise ConfigError(f"no configs folder beside {package}; reinstall robopo, or run it from a complete clone")
+
+
+def own_config_dirs() -> list[Path]:
+    """Folders of ROBOPO_CONFIG_DIR; a name that robopo has itself stays robopo's. ConfigError for a missing one."""
+    folders = [Path(text).resolve() for text in os.environ.get(OWN_CONFIGS, "").split(os.pathsep) if text]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{OWN_CONFIGS}: {folder} is no folder; name the one that holds algo/, sim/, ...")
+    return folders
+
+
+def _search_path() -> list[str]:
+    """Hydra's override that adds those folders."""
+    paths = [f"file://{folder}" for folder in own_config_dirs()]
+    return [f"hydra.searchpath={json.dumps(paths)}"] if paths else []
 
 
 def writable(config: Any) -> DictConfig:
@@ -97,7 +116,7 @@ def choices(name: str, overrides: Sequence[str]) -> dict[str, str]:
     """Group -> chosen option, after ``load_config``."""
     with initialize_config_dir(version_base=None, config_dir=str(config_dir())):
         chosen = [text for text in overrides if _check_group(text)]
-        config = compose(config_name=name, overrides=chosen, return_hydra_config=True)
+        config = compose(config_name=name, overrides=[*_search_path(), *chosen], return_hydra_config=True)
     return {g: str(option) for g, option in config.hydra.runtime.choices.items() if g in groups() and option}
 
 
@@ -145,8 +164,11 @@ def handle_cfg_flag(name: str, argv: Sequence[str], register: Mapping[tuple[str,
 
 def groups() -> dict[str, tuple[str, ...]]:
     """Group name -> its options, from the YAML files."""
-    found = {folder.name: tuple(sorted(p.stem for p in folder.glob("*.yaml"))) for folder in config_dir().iterdir()}
-    return {name: options for name, options in found.items() if options}
+    found: dict[str, set[str]] = {}
+    for root in (config_dir(), *own_config_dirs()):
+        for path in root.glob("*/*.yaml"):
+            found.setdefault(path.parent.name, set()).add(path.stem)
+    return {name: tuple(sorted(options)) for name, options in sorted(found.items())}
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -229,7 +251,7 @@ def _paths(node: DictConfig, prefix: str = "") -> Iterator[str]:
 
 def _composed(name: str, overrides: Sequence[str]) -> DictConfig:
     try:
-        return compose(config_name=name, overrides=list(overrides))
+        return compose(config_name=name, overrides=[*_search_path(), *overrides])
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(
             f"{_first_line(error)} (in {name}.yaml with {' '.join(overrides) or 'no overrides'})"

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from robopo.algos.bc import BC, BCConfig
-from robopo.cli.policy_schema import ChunkPolicySettings, DirectKind, PolicySettings
+from robopo.cli.configs import build
+from robopo.cli.policy_schema import ChunkPolicySettings, DirectKind, OwnPolicySettings, PolicySettings
 from robopo.data.demo import DemoData
 from robopo.data.sampler import WindowDataset, frame_tensors
 from robopo.errors import ConfigError
@@ -71,8 +72,24 @@ def fresh_policy(spec: PolicySpec, config: PolicySettings, normalizer: MinMaxNor
     """A policy on the CPU with fresh weights, from torch's global generator."""
     if isinstance(config, ChunkPolicySettings):
         return build_chunk_policy(spec, config.net, config.process, config.sampling, normalizer)
+    if isinstance(config, OwnPolicySettings):
+        return _own_policy(spec, config, normalizer)
     make = build_gaussian if config.kind is DirectKind.GAUSSIAN else build_gmm
     return make(spec, config.net, config.sampling, normalizer)
+
+
+def _own_policy(spec: PolicySpec, config: OwnPolicySettings, normalizer: MinMaxNormalizer) -> FinetunablePolicy:
+    """Raises ConfigError unless ``config.make`` names a function that returns one of robopo's policies."""
+    if config.make is None:
+        raise ConfigError("policy.make is empty: give it the _target_ of a function of spec and normalizer")
+    # Partial, since Hydra would turn the spec into a configuration.
+    policy = build({**config.make, "_partial_": True})(spec=spec, normalizer=normalizer)
+    if not isinstance(policy, ChunkPolicy | GaussianPolicy | GMMPolicy):
+        raise ConfigError(
+            f"{config.make['_target_']} made a {type(policy).__name__}: expected a ChunkPolicy, GaussianPolicy or "
+            "GMMPolicy, which can be saved and loaded"
+        )
+    return policy
 
 
 class Cloning(NamedTuple):

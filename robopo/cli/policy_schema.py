@@ -59,11 +59,27 @@ class DirectPolicySettings:
     """Sizes of the network, and the range of its standard deviations."""
 
 
-type PolicySettings = ChunkPolicySettings | DirectPolicySettings
+@dataclass(frozen=True, slots=True)
+class OwnPolicySettings:
+    """A policy that a function of another package makes."""
+
+    obs_steps: int = 1
+    """To, observations a decision sees."""
+    horizon: int = 4
+    """H, rows a decision predicts."""
+    action_steps: int = 4
+    """Ta, rows that run before the next decision."""
+    make: Any = None
+    """A ``_target_`` and its settings, called with ``spec`` and ``normalizer`` besides; returns one of robopo's
+    policies, which can be saved and loaded."""
+
+
+type PolicySettings = ChunkPolicySettings | DirectPolicySettings | OwnPolicySettings
 
 POLICIES = {
     ("policy", "chunk_policy_schema"): ChunkPolicySettings,
     ("policy", "direct_policy_schema"): DirectPolicySettings,
+    ("policy", "own_policy_schema"): OwnPolicySettings,
     ("policy/process", "diffusion_schema"): DiffusionConfig,
     ("policy/process", "flow_schema"): FlowConfig,
     ("policy/net", "mlp_schema"): DiffusionMLPConfig,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -96,3 +97,17 @@ def test_build_passes_our_errors_on() -> None:
         build(node)
     with pytest.raises(ConfigError, match="unexpected keyword"):
         build(OmegaConf.create({"_target_": "robopo.train.loop.LoopConfig", "x": 1}))
+
+
+def test_own_folders_add_options_and_never_replace_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "algo").mkdir()
+    for name in ("mine", "dppo"):
+        (tmp_path / "algo" / f"{name}.yaml").write_text("defaults: [policy_gradient_schema, _self_]\nepochs: 77\n")
+    monkeypatch.setenv("ROBOPO_CONFIG_DIR", str(tmp_path))
+    assert "mine" in groups()["algo"]
+    assert to_object(load_config("train", ["algo=mine"], TRAIN)).algo.epochs == 77
+    assert to_object(load_config("train", ["algo=dppo"], TRAIN)).algo.epochs == 5
+    assert choices("train", ["algo=mine"])["algo"] == "mine"
+    monkeypatch.setenv("ROBOPO_CONFIG_DIR", str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="missing is no folder"):
+        load_config("train", [], TRAIN)
