@@ -53,6 +53,9 @@ class CalQLConfig:
     """Step of the target critics towards the critics, per update."""
     batch_size: int = 256
     """Decisions per update; half of them from demonstrations once there is own experience."""
+    reward_scale: float = 1.0
+    """Factor on rewards and returns. The penalty has no scale of its own: where returns are below 1, as with a sparse
+    reward, it drowns them; Nakamoto et al. scale such rewards by 10."""
     updates_per_decision: float = 1.0
     """Updates for each new decision."""
     penalty: float = 5.0
@@ -65,7 +68,7 @@ class CalQLConfig:
     """The policy's next actions, of which the best counts in the target."""
 
     def __post_init__(self) -> None:
-        for name in ("actor_lr", "critic_lr", "alpha_lr", "initial_alpha", "updates_per_decision"):
+        for name in ("actor_lr", "critic_lr", "alpha_lr", "initial_alpha", "reward_scale", "updates_per_decision"):
             if getattr(self, name) <= 0.0:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be positive")
         for name in ("batch_size", "random_actions", "policy_actions", "target_actions"):
@@ -166,7 +169,9 @@ class CalQL:
         with torch.no_grad():
             proposals = self._draw(batch.next_obs, c.target_actions, generator).action
             value = clipped_double_q(self.target.module.each_of(batch.next_obs, proposals)).amax(0)
-            target = td_target(reward=batch.reward, terminated=batch.terminated, next_value=value, gamma=c.gamma)
+            target = td_target(
+                reward=c.reward_scale * batch.reward, terminated=batch.terminated, next_value=value, gamma=c.gamma
+            )
         q = self.critic(batch.obs, batch.action)
         error = td_loss(q=q, target=target)
         penalty = self._penalty(batch, q, generator) if c.penalty > 0.0 else torch.zeros_like(error)
@@ -189,7 +194,7 @@ class CalQL:
             q_random=q[:, : c.random_actions],
             q_policy=q[:, c.random_actions :],
             log_prob=torch.cat([here.log_prob, there.log_prob]),
-            floor=batch.extras[MC_RETURN],
+            floor=c.reward_scale * batch.extras[MC_RETURN],
             dims=self.dims,
         )
 

@@ -146,3 +146,19 @@ def test_returns_of_own_episodes_are_known_where_they_ended() -> None:
     columns = make(config=CalQLConfig(gamma=0.5)).columns(batch)
     expected = torch.tensor([[2.0, 2.0], [2.0, 4.0], [-math.inf, 8.0]])
     assert torch.equal(columns["mc_return"], expected)
+
+
+def test_reward_scale_reaches_targets_and_floors() -> None:
+    """With Q = 0 everywhere and gamma 0 the loss is 2 heads times the mean of the scaled reward's square."""
+    plain, scaled = (make(config=CalQLConfig(gamma=0.0, penalty=p, reward_scale=10.0)) for p in (0.0, 1.0))
+    batch = filled(16, mc_return=True).sample(16, rng())
+    with torch.no_grad():
+        for parameter in [*plain.critic.parameters(), *scaled.critic.parameters()]:
+            parameter.zero_()
+    error, _, _ = plain._critic_step(batch, rng())
+    assert float(error) == pytest.approx(2 * 100.0 * float(batch.reward.square().mean()), rel=1e-5)
+    batch.extras["mc_return"].fill_(1.0)
+    high = scaled._penalty(batch, torch.zeros(2, 16), rng()).detach()
+    batch.extras["mc_return"].fill_(-math.inf)
+    low = scaled._penalty(batch, torch.zeros(2, 16), rng()).detach()
+    assert high > low + 2 * 5.0  # the floors are 10
