@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from robopo.algos.choices import AdvantageEstimator, ChainPolicy, Ratio, RatioBatch, Samples, Surrogate, TrustRegion
 from robopo.algos.gae_advantage import GAE
-from robopo.algos.gaussian_steps import check_gaussian, reduce_step, step_pair, used_steps
+from robopo.algos.gaussian_steps import check_gaussian, check_noisy, reduce_step, step_pair, used_steps
 from robopo.algos.optimizers import AdamW, OptimizerChoice
 from robopo.algos.policy_gradient import PolicyGradient
 from robopo.algos.policy_gradient_config import PolicyGradientConfig
@@ -48,7 +48,8 @@ class PerStep:
             raise ConfigError(f"gamma_denoise={self.gamma_denoise}: expected a number in [0, 1]")
 
     def check(self, policy: ChainPolicy) -> None:
-        """Raise ConfigError where the KL is asked for and the policy's steps have none."""
+        """Raise ConfigError where no step has noise, or the KL is asked for and the policy's steps have none."""
+        check_noisy("ratio=PerStep", policy)
         if self.divergence:
             check_gaussian("PerStep with a KL (for the trust region, max_chain_kl or ratio.divergence)", policy)
 

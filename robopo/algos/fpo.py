@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from robopo.algos.choices import ChainPolicy, RatioBatch, Samples, Surrogate, VelocityPolicy
+from robopo.algos.gaussian_steps import has_velocity
 from robopo.errors import ConfigError
 from robopo.losses.cfm import (
     CfmLoss,
@@ -116,15 +117,12 @@ class CfmRatio:
 
     def check(self, policy: ChainPolicy) -> None:
         """Raise ConfigError for a policy that is no flow, or learns only part of its sampler's steps."""
-        process = getattr(policy, "process", None)
-        # A policy over chunks has the method for any process; only a flow's steps have lengths in t.
-        diffusion = process is not None and getattr(process, "step_sizes", None) is None
-        if diffusion or not callable(getattr(policy, "velocity", None)):
+        if not has_velocity(policy):
             raise ConfigError(
                 f"ratio=CfmRatio needs a velocity, and {type(policy).__name__} is no flow here; use a flow policy "
                 "(policy=flow_mlp), or ratio=PerStep for diffusion and Gaussian policies"
             )
-        steps = getattr(process, "num_steps", policy.ft_steps)
+        steps = getattr(getattr(policy, "process", None), "num_steps", policy.ft_steps)
         if policy.ft_steps != steps:
             raise ConfigError(
                 f"ratio=CfmRatio trains the velocity at all times, and ft_steps={policy.ft_steps} leaves the sampler's "

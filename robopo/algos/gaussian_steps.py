@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from robopo.algos.choices import ChainPolicy, Samples
+from robopo.algos.choices import ChainPolicy, Samples, TrustRegion
 from robopo.errors import ConfigError, ShapeError
 from robopo.policies.config import Reduce
 from robopo.types import Moments
@@ -33,6 +33,42 @@ def check_gaussian(ratio: str, policy: ChainPolicy) -> None:
             f"ratio={ratio} with compat_published=true: clamped likelihoods are no Gaussians; "
             "use ratio=PerStep, or set compat_published=false"
         )
+    check_noisy(f"ratio={ratio}", policy)
+
+
+def check_noisy(option: str, policy: ChainPolicy) -> None:
+    """Raise ConfigError, naming both options, where no fine-tuned step draws: nothing would ever learn."""
+    active: tuple[bool, ...] = getattr(policy, "ft_active", ())
+    if active and not any(active):
+        raise ConfigError(
+            f"{option} looks at noisy denoising steps, and with kernel={kernel_name(policy)} none of the "
+            f"{len(active)} has noise; explore with kernel=FlowSDE or LearnedNoise (algo=flow_dppo), or use "
+            "ratio=CfmRatio (algo=fpo_finetune)"
+        )
+
+
+def check_kl(policy: ChainPolicy, trust_region: TrustRegion, max_chain_kl: float | None) -> None:
+    """Raise ConfigError, naming both options, where a KL is asked of steps that have none."""
+    if policy.has_moments or (max_chain_kl is None and not trust_region.needs_divergence):
+        return
+    needs = f"trust_region={type(trust_region).__name__}"
+    raise ConfigError(
+        f"{needs if trust_region.needs_divergence else f'max_chain_kl={max_chain_kl}'} needs the KL of Gaussian steps, "
+        f"and {type(policy).__name__} has none; use trust_region=Clip, SPO or SoftGate and max_chain_kl=null"
+    )
+
+
+def has_velocity(policy: ChainPolicy) -> bool:
+    """Whether the policy is a flow: any policy over chunks has the method, but only a flow's steps have lengths."""
+    process = getattr(policy, "process", None)
+    diffusion = process is not None and getattr(process, "step_sizes", None) is None
+    return not diffusion and callable(getattr(policy, "velocity", None))
+
+
+def kernel_name(policy: ChainPolicy) -> str:
+    """Name of the kernel that the policy explores with; null: its process's own noise, or none."""
+    exploration: Any = getattr(policy, "exploration", None)
+    return "null" if exploration is None else type(exploration.kernel).__name__
 
 
 def step_pair(policy: ChainPolicy, data: Samples, decision: Tensor, i: Tensor) -> StepPair:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robopo.algos.choices import AdvantageEstimator, ChainPolicy, Ratio, RatioBatch, Samples, TrustRegion
+from robopo.algos.gaussian_steps import check_kl
 from robopo.algos.learning_rate import warmup_cosine
 from robopo.algos.optimizers import AdamW, OptimizerChoice
 from robopo.algos.policy_gradient_config import CriticBatches, NormAdv, PolicyGradientConfig, PolicyGradientMetrics
@@ -81,6 +82,7 @@ class PolicyGradient:
         self.policy, self.critic, self.config = policy, critic, config
         self._needs_kl = trust_region.needs_divergence or config.max_chain_kl is not None
         self.ratio = _with_divergence(ratio) if self._needs_kl else ratio
+        check_kl(policy, trust_region, config.max_chain_kl)
         self.ratio.check(policy)
         self.advantage, self.trust_region, self.accelerator = advantage, trust_region, accelerator
         self.regularisers = (*configured(policy, config, demonstrations), *regularisers)

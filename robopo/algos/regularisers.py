@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robopo.algos.choices import ChainPolicy, Samples
-from robopo.algos.gaussian_steps import reduce_step
+from robopo.algos.gaussian_steps import check_noisy, has_velocity, kernel_name, reduce_step
 from robopo.algos.policy_gradient_config import PolicyGradientConfig
 from robopo.errors import ConfigError
 from robopo.losses.divergence import gaussian_kl
@@ -217,9 +217,11 @@ def configured(
     learned_noise = getattr(policy, "noise_net", None) is not None
     wanted: list[tuple[Regulariser, bool, str]] = []
     if config.kl_coef > 0.0:
-        why = "kl_coef > 0 needs Gaussian denoising steps, and this policy has none; use bc_coef"
+        check_noisy("kl_coef > 0", policy)
+        why = f"kl_coef > 0 needs Gaussian denoising steps, and {type(policy).__name__} has none; use bc_coef"
         wanted.append((ReferenceKL(config.kl_coef), policy.has_moments, why))
     if config.bc_coef > 0.0:
+        check_noisy("bc_coef > 0", policy)
         wanted.append((BaseChains(config.bc_coef), policy.frozen_net is not None, NO_BASE))
     if config.demo_coef > 0.0:
         if demonstrations is None:
@@ -227,11 +229,17 @@ def configured(
         why = f"demo_coef > 0: a {type(policy).__name__} can't clone demonstrations"
         wanted.append((DemonstrationLoss(config.demo_coef, demonstrations), hasattr(policy, "bc_loss"), why))
     if config.entropy_coef > 0.0:
-        why = "entropy_coef > 0 needs a learned noise: with a fixed std the entropy is a constant"
+        why = (
+            f"entropy_coef > 0 needs the learned noise of kernel=LearnedNoise, and this {type(policy).__name__} "
+            f"explores with kernel={kernel_name(policy)}; set it to 0"
+        )
         wanted.append((StepEntropy(config.entropy_coef), learned_noise, why))
     if config.knn_coef > 0.0:
-        why = "knn_coef > 0 needs a flow policy: it looks at one-step samples of the velocity"
-        wanted.append((SampledEntropy(config.knn_coef), hasattr(policy, "velocity"), why))
+        why = (
+            f"knn_coef > 0 looks at one-step samples of a flow, and this {type(policy).__name__} is none; "
+            "use a flow policy (policy=flow_mlp), or set it to 0"
+        )
+        wanted.append((SampledEntropy(config.knn_coef), has_velocity(policy), why))
     for _, possible, why in wanted:
         if not possible:
             raise ConfigError(why)

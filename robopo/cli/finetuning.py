@@ -134,7 +134,8 @@ def policy_gradient_stage(
         demonstrations=demonstrations,
         accelerator=None if chosen.accelerator is None else chosen.accelerator.build(policy, chosen.ratio),
     )
-    collector = make_collector(sim, policy, chosen.advantage.rollout, chosen.rollout, seeds)
+    asked_by = f"algo.advantage={type(chosen.advantage).__name__}"
+    collector = make_collector(sim, policy, chosen.advantage.rollout, chosen.rollout, seeds, asked_by)
     stage = on_policy_stage(
         algorithm,
         collector,
@@ -158,8 +159,12 @@ def make_collector(
     kind: RolloutKind,
     settings: GroupConfig | VineConfig | None,
     seeds: Seeds,
+    asked_by: str = "the algorithm",
 ) -> RolloutSource:
-    """The collector that an advantage needs. Raises ConfigError where ``algo.rollout`` belongs to another one."""
+    """The collector that an advantage needs. Raises ConfigError where ``algo.rollout`` belongs to another one.
+
+    asked_by: what needs it, for that message.
+    """
     collector: Collector | VineCollector
     match kind, settings:
         case RolloutKind.GROUPS, GroupConfig() | None:
@@ -173,7 +178,7 @@ def make_collector(
         case _:
             names = {RolloutKind.PLAIN: "null", RolloutKind.GROUPS: "a GroupConfig", RolloutKind.VINE: "a VineConfig"}
             raise ConfigError(
-                f"algo.rollout is a {type(settings).__name__}, but algo.advantage asks for a {kind.value} rollout; "
+                f"algo.rollout is a {type(settings).__name__}, but {asked_by} asks for a {kind.value} rollout; "
                 f"set algo.rollout to {names[kind]}"
             )
     collector.reset(seeds.episodes())
