@@ -85,8 +85,8 @@ def settings() -> set[str]:
     for names in modules().values():
         for name in names:
             owner, _, field = name.partition(".")
-            if owner.endswith("Config") and field:
-                found.add(f"{OWNERS.get(owner, 'algo')}.{field}")
+            if owner.endswith(("Config", "OffPolicySettings")) and field:
+                found |= {f"{OWNERS.get(owner, 'algo')}.{field}", f"algo.method.{field}"}
     return found
 
 
