@@ -11,7 +11,13 @@ import torch
 
 from robopo.algos.bc import BC, BCConfig
 from robopo.cli.configs import build
-from robopo.cli.policy_schema import ChunkPolicySettings, DirectKind, OwnPolicySettings, PolicySettings
+from robopo.cli.policy_schema import (
+    ChunkPolicySettings,
+    DirectKind,
+    OwnPolicySettings,
+    PolicySettings,
+    TanhGaussianSettings,
+)
 from robopo.data.demo import DemoData
 from robopo.data.sampler import WindowDataset, frame_tensors
 from robopo.errors import ConfigError
@@ -56,16 +62,18 @@ def new_policy(data: DemoData, sim: SimSpec, config: PolicySettings, device: tor
     Raises DataError when the demonstrations don't fit the simulator.
     """
     spec = policy_spec(sim, config)
+    return fresh_policy(spec, config, fitted_normalizer(data, sim, spec)).to(device)
+
+
+def fitted_normalizer(data: DemoData, sim: SimSpec, spec: PolicySpec) -> MinMaxNormalizer:
+    """The demonstrations' bounds. Raises DataError or ConfigError when they don't fit the simulator."""
     data.require(spec.obs, spec.action_dim)
     if data.action_mode not in ("", sim.action_mode):
         raise ConfigError(
             f"the demonstrations' actions are {data.action_mode!r}, the simulator takes {sim.action_mode!r}; "
             f"use sim.action_mode={data.action_mode}, or other demonstrations"
         )
-    normalizer = MinMaxNormalizer.fit(
-        {key: x for key, x in frame_tensors(data).items() if key in {*spec.obs, "action"}}
-    )
-    return fresh_policy(spec, config, normalizer).to(device)
+    return MinMaxNormalizer.fit({key: x for key, x in frame_tensors(data).items() if key in {*spec.obs, "action"}})
 
 
 def fresh_policy(spec: PolicySpec, config: PolicySettings, normalizer: MinMaxNormalizer) -> FinetunablePolicy:
@@ -74,6 +82,10 @@ def fresh_policy(spec: PolicySpec, config: PolicySettings, normalizer: MinMaxNor
         return build_chunk_policy(spec, config.net, config.process, config.sampling, normalizer)
     if isinstance(config, OwnPolicySettings):
         return _own_policy(spec, config, normalizer)
+    if isinstance(config, TanhGaussianSettings):
+        raise ConfigError(
+            "policy=tanh_gaussian is the actor of algo=rlpd and cal_ql; clone policy=gaussian_mlp instead"
+        )
     make = build_gaussian if config.kind is DirectKind.GAUSSIAN else build_gmm
     return make(spec, config.net, config.sampling, normalizer)
 

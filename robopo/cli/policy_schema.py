@@ -12,6 +12,7 @@ from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.nn.unet1d import UNet1DConfig
 from robopo.policies.config import ChunkPolicyConfig
 from robopo.policies.one_step import OneStepConfig
+from robopo.policies.tanh_gaussian import TanhGaussianConfig
 from robopo.processes.base import DiffusionConfig
 from robopo.processes.flow import FlowConfig
 
@@ -74,11 +75,26 @@ class OwnPolicySettings:
     policies, which can be saved and loaded."""
 
 
-type PolicySettings = ChunkPolicySettings | DirectPolicySettings | OwnPolicySettings
+@dataclass(frozen=True, slots=True)
+class TanhGaussianSettings:
+    """The actor of soft actor-critic."""
+
+    obs_steps: int = 1
+    """To, observations a decision sees."""
+    horizon: int = 1
+    """H, rows a decision predicts."""
+    action_steps: int = 1
+    """Ta, the same number: every row runs."""
+    net: TanhGaussianConfig = field(default_factory=TanhGaussianConfig)
+    """Sizes of the network, and the range of its spread."""
+
+
+type PolicySettings = ChunkPolicySettings | DirectPolicySettings | TanhGaussianSettings | OwnPolicySettings
 
 POLICIES = {
     ("policy", "chunk_policy_schema"): ChunkPolicySettings,
     ("policy", "direct_policy_schema"): DirectPolicySettings,
+    ("policy", "tanh_gaussian_schema"): TanhGaussianSettings,
     ("policy", "own_policy_schema"): OwnPolicySettings,
     ("policy/process", "diffusion_schema"): DiffusionConfig,
     ("policy/process", "flow_schema"): FlowConfig,

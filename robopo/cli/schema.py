@@ -7,8 +7,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from robopo.algos.bc import BCConfig
-from robopo.algos.policy_gradient_config import PolicyGradientConfig
+from robopo.cli.algo_schema import ALGORITHMS
 from robopo.cli.policy_schema import POLICIES
 from robopo.errors import ConfigError
 from robopo.eval.seeds import SeedPurpose
@@ -198,7 +197,6 @@ class DeployCommandConfig:
             raise ConfigError(f"episodes={self.episodes}, seconds={self.seconds}: expected 1 or more, and above 0")
 
 
-ALGORITHMS = {("algo", "bc_schema"): BCConfig, ("algo", "policy_gradient_schema"): PolicyGradientConfig}
 TRAIN = {("", "train_schema"): TrainConfig, **ALGORITHMS, **POLICIES}
 COLLECT = {("", "collect_schema"): CollectConfig}
 EVAL = {("", "eval_schema"): EvalConfig}

@@ -14,7 +14,7 @@ from torch import nn
 from robopo.errors import ConfigError
 from robopo.train.metrics import to_scalars
 from robopo.train.nan_guard import NanGuard
-from robopo.train.stages import Stateful, learner_state, restore_learner
+from robopo.train.stages import Stage, Stateful, learner_state, restore_learner
 from robopo.train.tree import Tree
 
 
@@ -75,3 +75,46 @@ class OfflineStage:
     def export(self, folder: Path) -> None:
         """Write the policy."""
         self._export(folder)
+
+
+class OfflineFirst:
+    """``iterations`` of one stage, then another; both change the same learner."""
+
+    def __init__(self, offline: Stage, online: Stage, iterations: int) -> None:
+        if iterations < 0:
+            raise ConfigError(f"iterations={iterations}: expected 0 or more")
+        self._stages, self._iterations, self._done = (offline, online), iterations, 0
+
+    @property
+    def _now(self) -> Stage:
+        return self._stages[self._done >= self._iterations]
+
+    def step(self, guard: NanGuard) -> dict[str, float]:
+        """One iteration of the stage whose turn it is."""
+        metrics = self._now.step(guard)
+        self._done += 1
+        return metrics
+
+    def state(self) -> dict[str, Tree]:
+        """Both stages', and how far it is."""
+        offline, online = self._stages
+        return {"done": self._done, "offline": offline.state(), "online": online.state()}
+
+    def restore(self, state: Mapping[str, Tree]) -> None:
+        """Continue from ``state()``."""
+        self._done = int(state["done"])
+        for stage, name in zip(self._stages, ("offline", "online"), strict=True):
+            stage.restore(state[name])
+
+    def evidence(self) -> dict[str, Tree]:
+        """Of the stage whose turn it is."""
+        return self._now.evidence() | {"done": self._done}
+
+    def replay(self, evidence: Mapping[str, Tree], guard: NanGuard) -> dict[str, float]:
+        """Do the failed step again, in the stage that failed."""
+        self._done = int(evidence["done"])
+        return self._now.replay(evidence, guard)
+
+    def export(self, folder: Path) -> None:
+        """Write the policy."""
+        self._stages[1].export(folder)
