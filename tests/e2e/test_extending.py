@@ -93,6 +93,8 @@ def test_mistakes_in_your_own_parts_are_explained(copied: Path, capsys: pytest.C
     assert "did you mean 'mine'" in capsys.readouterr().err
     assert main([*train, *TINY, "policy.make=null"]) == 2
     assert "policy.make is empty" in capsys.readouterr().err
+    assert main([*train, *TINY, "policy.make._target_=collections.OrderedDict"]) == 2
+    assert "collections.OrderedDict made a OrderedDict" in capsys.readouterr().err
 
 
 def test_the_policy_of_the_page_learns_in_python(copied: Path) -> None:
