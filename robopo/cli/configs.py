@@ -197,6 +197,12 @@ def _check_key(text: str, known: DictConfig) -> str:
         return f"{key}={_enum_name(known, key, value)}" if key in paths else f"+{key}={value}"
     parent, _, leaf = key.rpartition(".")
     siblings = [path for path in paths if path.rpartition(".")[0] == parent]
+    target = OmegaConf.select(known, f"{parent}._target_") if parent else None
+    settings = sorted({path.rpartition(".")[2] for path in siblings} - {"_target_"})
+    if target is not None and not difflib.get_close_matches(leaf, settings, n=1):
+        # A choice of the algorithm: a setting of that name that belongs to another one is no help.
+        name = target.rpartition(".")[2]
+        raise ConfigError(f"unknown setting {key!r}: {name} has {', '.join(settings) or 'no settings'}")
     same_leaf = sorted(path for path in paths if path.rpartition(".")[2] == leaf)
     if same_leaf:
         raise ConfigError(f"unknown setting {key!r}; did you mean {same_leaf[0]!r}?")

@@ -174,7 +174,8 @@ class OnPolicyStage:
         if first and stats.episodes and stats.success_rate == 0.0:
             log.warning(
                 "none of the first %d episodes succeeded with exploration noise: a sparse reward teaches nothing here; "
-                "clone better demonstrations, lower finetune.std_floor, or use sim.dense_reward=true",
+                "clone better demonstrations, explore with less noise (diffusion: finetune.std_floor, flow: "
+                "algo.exploration.kernel), or use sim.dense_reward=true",
                 len(stats.episodes),
             )
         finished = time.monotonic()
