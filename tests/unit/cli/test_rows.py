@@ -59,7 +59,7 @@ STARTS: dict[str, list[Start]] = {
     "flow_dppo": [Start(FLOW)],
     "flow_dppo_jagg": [Start(FLOW)],
     "flow_dppo_paper": [Start(FLOW)],
-    "flow_dppo_sde": [Start(FLOW)],
+    "flow_dppo_learned": [Start(FLOW)],
     "flow_grpo": [Start(FLOW)],
     "flow_soft_gate": [Start(FLOW)],
     "flow_spo": [Start(FLOW)],
