@@ -16,7 +16,10 @@ from robopo.processes.transitions import INACTIVE_STD, TransitionKernel
 
 
 class Placement(StrEnum):
-    """Which fine-tuned steps keep the kernel's noise; the others take the noise-free step and are inactive."""
+    """Which fine-tuned steps keep the kernel's noise; the others take the noise-free step and are inactive.
+
+    Frozen steps keep the noise of a fixed kernel with ``all`` and ``last_ode``, as DPPO's do; a learned one has none.
+    """
 
     ALL = "all"
     WINDOW = "window"
@@ -123,7 +126,9 @@ def exploration_steps(process: Process, exploration: Exploration, ft_steps: int)
         case Placement.ONE_RANDOM:
             quiet_steps = list(range(first))
         case Placement.ALL:
-            quiet_steps = list(range(first)) if kernel.learned_std else []
+            quiet_steps = []
+    if kernel.learned_std:  # the network says the noise of the steps that learn, and of no other
+        quiet_steps += range(first)
     noisy[quiet_steps] = plain[quiet_steps]
     table = StepTable(noisy)
     return ExplorationSteps(

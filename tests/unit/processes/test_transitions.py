@@ -213,6 +213,9 @@ def test_placements():
     assert active(Placement.ONE_RANDOM) == (False, True, True, True, True)
     assert active(Placement.ALL, kernel=CPS(0.5)) == (True, True, True, True, False)
     assert active(Placement.ALL, kernel=LearnedNoise()) == (False, True, True, True, True)
+    assert active(Placement.LAST_ODE, kernel=LearnedNoise()) == (False, True, True, True, False)
+    assert active(Placement.WINDOW, (1, 3), kernel=LearnedNoise()) == (False, False, True, True, False)
+    assert active(Placement.ONE_RANDOM, kernel=LearnedNoise()) == (False, True, True, True, True)
     with pytest.raises(ConfigError, match=r"window=\(0, 5\): the policy fine-tunes 4 steps"):
         active(Placement.WINDOW, (0, 5))
     with pytest.raises(ConfigError, match="0 <= first < end"):
@@ -230,6 +233,14 @@ def test_one_random_step_of_each_chunk():
     assert torch.equal(
         step.mean_x.flatten()[~places[:, 2]], steps.plain.at(2).mean_x.flatten().expand(int((~places[:, 2]).sum()))
     )
+
+
+@pytest.mark.parametrize("placement", list(Placement))
+def test_a_learned_noise_leaves_the_frozen_steps_quiet(placement):
+    """No network says how much noise they would have, so the tables must not either."""
+    steps = exploration_steps(flow(5), Exploration(LearnedNoise(), placement, (0, 2)), 3)
+    assert steps.sample.stds()[:2] == [0.0, 0.0]
+    assert torch.equal(steps.sample.columns[:, :2], steps.plain.columns[:, :2])
 
 
 def test_bound_schedule_of_learned_noise():
