@@ -57,6 +57,11 @@ class ChainPolicy(Protocol):
         """Whether every fine-tuned step is a Gaussian whose moments ``step_moments`` gives."""
         ...
 
+    @property
+    def learns_std(self) -> bool:
+        """Whether the noise of its steps is among what learns, instead of a number of the kernel."""
+        ...
+
     def trainable(self) -> list[nn.Parameter]:
         """What the actor's optimiser changes: the network, and a learned noise if there is one."""
         ...
@@ -142,6 +147,10 @@ class Ratio(Protocol):
 
     def anchor(self, policy: ChainPolicy, data: Samples, generator: torch.Generator) -> dict[str, Tensor]:
         """What is frozen once per rollout, before any update, entries [N, ...]."""
+        ...
+
+    def joint_kl_factor(self, policy: ChainPolicy) -> float | None:
+        """Times its divergence, summed over a chain: the KL of all executed numbers together. None: it has none."""
         ...
 
     def evaluate(self, policy: ChainPolicy, data: Samples, unit: Tensor) -> RatioBatch:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from robopo.algos.choices import AdvantageEstimator, ChainPolicy, Ratio, RatioBatch, Samples, Surrogate, TrustRegion
 from robopo.algos.gae_advantage import GAE
-from robopo.algos.gaussian_steps import check_gaussian, check_noisy, reduce_step, step_pair, used_steps
+from robopo.algos.gaussian_steps import check_gaussian, check_noisy, joint_factor, reduce_step, step_pair, used_steps
 from robopo.algos.optimizers import AdamW, OptimizerChoice
 from robopo.algos.policy_gradient import PolicyGradient
 from robopo.algos.policy_gradient_config import PolicyGradientConfig
@@ -67,6 +67,10 @@ class PerStep:
     def anchor(self, policy: ChainPolicy, data: Samples, generator: torch.Generator) -> dict[str, Tensor]:  # noqa: ARG002
         """Nothing: the batch has the log-probs and moments that the policy acted with."""
         return {}
+
+    def joint_kl_factor(self, policy: ChainPolicy) -> float | None:
+        """Ta * A where the policy averages."""
+        return joint_factor(policy)
 
     def evaluate(self, policy: ChainPolicy, data: Samples, unit: Tensor) -> RatioBatch:
         """Log-ratio and KL [B, 1] of the pairs [B]."""

@@ -157,6 +157,10 @@ class CfmRatio:
         found = {"cfm_t": t, "cfm_noise": noise, "cfm_loss": torch.cat(losses)}
         return found | ({"cfm_velocity": torch.cat(velocities)} if self.divergence else {})
 
+    def joint_kl_factor(self, policy: ChainPolicy) -> float | None:  # noqa: ARG002
+        """No likelihood, no KL."""
+        return None
+
     def evaluate(self, policy: ChainPolicy, data: Samples, unit: Tensor) -> RatioBatch:
         """Log-ratio, and divergence if asked for: [B, M] per sample, [B, 1] per action."""
         a = data.anchors

@@ -97,6 +97,11 @@ def reduce_step(policy: ChainPolicy, elements: Tensor) -> Tensor:
     return elements.mean((1, 2)) if policy.config.reduce is Reduce.MEAN else elements.sum((1, 2))
 
 
+def joint_factor(policy: ChainPolicy) -> float:
+    """What takes a number reduced as the policy reduces to the joint one of all Ta * A executed numbers."""
+    return float(policy.spec.action_steps * policy.spec.action_dim) if policy.config.reduce is Reduce.MEAN else 1.0
+
+
 def used_decisions(data: Samples) -> Tensor:
     """Numbers [M] of the decisions to learn from that have at least one active step."""
     keep = torch.ones_like(data.value, dtype=torch.bool) if data.use is None else data.use

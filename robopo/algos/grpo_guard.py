@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from robopo.algos.choices import ChainPolicy, RatioBatch, Samples
-from robopo.algos.gaussian_steps import check_gaussian, reduce_step, step_pair, used_steps
+from robopo.algos.gaussian_steps import check_gaussian, kernel_name, joint_factor, reduce_step, step_pair, used_steps
 from robopo.errors import ConfigError
 from robopo.losses.divergence import gaussian_kl
 
@@ -31,12 +31,13 @@ class NormalizedRatio:
     """Weigh the loss of a step by 1 / h_k, as published; false where steps have no length (diffusion)."""
 
     def check(self, policy: ChainPolicy) -> None:
-        """Raise ConfigError for policies without Gaussian steps, with learned noise, or whose steps have no length."""
+        """Raise ConfigError for policies without Gaussian steps, with a learned std, or whose steps have no length."""
         check_gaussian("NormalizedRatio", policy)
-        if getattr(policy, "noise_net", None) is not None:
+        if policy.learns_std:
             raise ConfigError(
-                "ratio=NormalizedRatio with kernel=LearnedNoise: this ratio sees the means alone, so the noise would "
-                "never learn; use ratio=Chain or PerStep, or kernel=FlowSDE"
+                f"ratio=NormalizedRatio with a {type(policy).__name__} whose std is learned (kernel="
+                f"{kernel_name(policy)}): this ratio sees the means alone, so the std would never learn; use "
+                "ratio=Chain or PerStep, or a flow with kernel=FlowSDE"
             )
         if self.step_weight and _step_sizes(policy) is None:
             raise ConfigError(
@@ -55,6 +56,10 @@ class NormalizedRatio:
     def anchor(self, policy: ChainPolicy, data: Samples, generator: torch.Generator) -> dict[str, Tensor]:  # noqa: ARG002
         """Nothing: the rollout kept the moments."""
         return {}
+
+    def joint_kl_factor(self, policy: ChainPolicy) -> float | None:
+        """Ta * A where the policy averages."""
+        return joint_factor(policy)
 
     def evaluate(self, policy: ChainPolicy, data: Samples, unit: Tensor) -> RatioBatch:
         """Log-ratio z.d / D, divergence, and weight 1 / h of the loss, [B, 1]."""

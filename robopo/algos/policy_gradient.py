@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robopo.algos.choices import AdvantageEstimator, ChainPolicy, Ratio, RatioBatch, Samples, TrustRegion
-from robopo.algos.gaussian_steps import check_kl
+from robopo.algos.gaussian_steps import check_kl, joint_factor
 from robopo.algos.learning_rate import warmup_cosine
 from robopo.algos.optimizers import AdamW, OptimizerChoice
 from robopo.algos.policy_gradient_config import CriticBatches, NormAdv, PolicyGradientConfig, PolicyGradientMetrics
@@ -26,7 +26,6 @@ from robopo.algos.stepping import first_nonfinite, minibatches, permutation
 from robopo.algos.update_log import APPROX_KL, CHAIN_KL, ROW, UpdateLog
 from robopo.errors import ConfigError, NonFiniteError, ShapeError
 from robopo.losses.trust_region import clip_to_quantiles, normalize_advantage, value_loss
-from robopo.policies.config import Reduce
 from robopo.types import RolloutBatch
 
 
@@ -90,9 +89,9 @@ class PolicyGradient:
         self.critic_optimizer = AdamW().build(critic.parameters(), config.critic_lr)
         self.reward_scaler = RewardScaler()
         self.iteration = 0
-        dims = float(policy.spec.action_steps * policy.spec.action_dim)
-        # The policy's log-prob is a mean or a sum over Ta * A elements: factors to (joint, per dimension).
-        self._log_prob_factors = (dims, 1.0) if policy.config.reduce is Reduce.MEAN else (1.0, 1.0 / dims)
+        # The policy's log-prob is a mean or a sum over Ta * A elements: factors to (joint, per dimension, joint KL).
+        joint, dims = joint_factor(policy), policy.spec.action_steps * policy.spec.action_dim
+        self._log_prob_factors = (joint, joint / dims, self.ratio.joint_kl_factor(policy))
 
     def update(
         self,

@@ -172,6 +172,8 @@ class PolicyGradientMetrics(NamedTuple):
     chain_kl: float | None
     """Exact KL(old || new) of the last minibatch, summed over the active steps of a chain: how far the iteration went.
     max_chain_kl is compared with it."""
+    chain_kl_joint: float | None
+    """The same of all Ta * A executed numbers together, whatever the ratio's units: what methods are compared by."""
     std_mean: float | None
     """(d) Std of the active steps that were sampled from."""
     ratio_deviation: tuple[float, ...]

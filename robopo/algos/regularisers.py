@@ -214,7 +214,6 @@ def configured(
     policy: ChainPolicy, config: PolicyGradientConfig, demonstrations: Demonstrations | None
 ) -> tuple[Regulariser, ...]:
     """The terms whose weight is not 0. ConfigError naming both sides where the policy can't give what one needs."""
-    learned_noise = getattr(policy, "noise_net", None) is not None
     wanted: list[tuple[Regulariser, bool, str]] = []
     if config.kl_coef > 0.0:
         check_noisy("kl_coef > 0", policy)
@@ -230,10 +229,10 @@ def configured(
         wanted.append((DemonstrationLoss(config.demo_coef, demonstrations), hasattr(policy, "bc_loss"), why))
     if config.entropy_coef > 0.0:
         why = (
-            f"entropy_coef > 0 needs the learned noise of kernel=LearnedNoise, and this {type(policy).__name__} "
-            f"explores with kernel={kernel_name(policy)}; set it to 0"
+            "entropy_coef > 0 needs Gaussian steps whose std is learned (kernel=LearnedNoise, or a Gaussian policy), "
+            f"and this is a {type(policy).__name__} with kernel={kernel_name(policy)}; set it to 0"
         )
-        wanted.append((StepEntropy(config.entropy_coef), learned_noise, why))
+        wanted.append((StepEntropy(config.entropy_coef), policy.learns_std and policy.has_moments, why))
     if config.knn_coef > 0.0:
         why = (
             f"knn_coef > 0 looks at one-step samples of a flow, and this {type(policy).__name__} is none; "

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from robopo.algos.choices import ChainPolicy, RatioBatch, Samples
-from robopo.algos.gaussian_steps import check_gaussian, reduce_step, step_pair, used_decisions
+from robopo.algos.gaussian_steps import check_gaussian, joint_factor, reduce_step, step_pair, used_decisions
 from robopo.losses.divergence import gaussian_kl, gaussian_log_ratio
 from robopo.policies.config import Reduce
 
@@ -42,6 +42,11 @@ class Chain:
     def anchor(self, policy: ChainPolicy, data: Samples, generator: torch.Generator) -> dict[str, Tensor]:  # noqa: ARG002
         """Nothing: the rollout kept the moments."""
         return {}
+
+    def joint_kl_factor(self, policy: ChainPolicy) -> float | None:
+        """What ``evaluate`` divided by."""
+        dims = policy.spec.action_steps * policy.spec.action_dim
+        return float((policy.ft_steps + 1) * dims) if self.normalised else joint_factor(policy)
 
     def evaluate(self, policy: ChainPolicy, data: Samples, unit: Tensor) -> RatioBatch:
         """Log-ratio and divergence [B, 1]; the K' steps of all chains go through the network at once."""

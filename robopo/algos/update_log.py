@@ -21,8 +21,11 @@ ROW = 7
 class UpdateLog:
     """Rows of the actor's and the critic's minibatches, and sums over units. Nothing here carries a graph."""
 
-    def __init__(self, data: Samples, *, num_steps: int, factors: tuple[float, float], terms: Sequence[str]) -> None:
-        """num_steps: active denoising steps of a decision; factors: of log-ratios, to the joint one and per dimension.
+    def __init__(
+        self, data: Samples, *, num_steps: int, factors: tuple[float, float, float | None], terms: Sequence[str]
+    ) -> None:
+        """num_steps: active denoising steps of a decision; factors: of log-ratios, to the joint one and per dimension,
+        and of the ratio's divergence to the joint KL.
 
         terms: names of the regularisers, in the order of a row.
         """
@@ -51,7 +54,7 @@ class UpdateLog:
             self._per_step[:, :1] += sums.sum(1, keepdim=True)
         else:
             self._per_step.index_add_(1, out.step, sums)
-            joint, per_dim = (kl_k3(factor * log_ratio) for factor in self._factors)
+            joint, per_dim = (kl_k3(factor * log_ratio) for factor in self._factors[:2])
         positive, negative = adv > 0.0, adv < 0.0
         signs = [region.blocked & positive, positive, region.blocked & negative, negative]
         self._by_sign += torch.stack([sign.sum() for sign in signs])
@@ -93,6 +96,7 @@ class UpdateLog:
             ratio_q50=q[1],
             ratio_q99=q[2],
             chain_kl=chain_kl[0] if self._has_kl else None,
+            chain_kl_joint=chain_kl[0] * joint if self._has_kl and (joint := self._factors[2]) is not None else None,
             std_mean=None if self._data.stds is None else std[0],
             ratio_deviation=tuple(deviation if self._has_step or not self.actor else deviation[:1]),
             kl_per_step=tuple(kl) if self._has_kl and self._has_step else (),

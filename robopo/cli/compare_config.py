@@ -83,7 +83,7 @@ class StudyConfig:
     """REPORT episodes per run."""
     reference: str = ""
     """Method that the others are compared with; empty: the first."""
-    kl_metric: str = "chain_kl"
+    kl_metric: str = "chain_kl_joint"
     """Logged mean KL between the policies before and after an update; its sum is a run's achieved KL."""
 
     def __post_init__(self) -> None:
