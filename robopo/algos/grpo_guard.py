@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from robopo.algos.choices import ChainPolicy, RatioBatch, Samples
-from robopo.algos.gaussian_steps import check_gaussian, kernel_name, joint_factor, reduce_step, step_pair, used_steps
+from robopo.algos.gaussian_steps import check_gaussian, joint_factor, kernel_name, reduce_step, step_pair, used_steps
 from robopo.errors import ConfigError
 from robopo.losses.divergence import gaussian_kl
 

@@ -85,6 +85,11 @@ class ChunkPolicy(nn.Module):
         return True
 
     @property
+    def learns_std(self) -> bool:
+        """Whether a network says the noise of the fine-tuned steps."""
+        return self.noise_net is not None
+
+    @property
     def ft_active(self) -> tuple[bool, ...]:
         """Which fine-tuned steps have a likelihood."""
         return self._steps.active[self.process.num_steps - self.ft_steps :]

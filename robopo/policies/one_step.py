@@ -59,8 +59,6 @@ class OneStepConfig:
 class OneStepPolicy[Net: nn.Module](nn.Module, ABC):
     """Draws a chunk [B, H, A] given the last To observations. frozen_net: copy of ``net`` from before fine-tuning."""
 
-    noise_net: None = None
-
     def __init__(
         self, spec: PolicySpec, net: Net, normalizer: MinMaxNormalizer, config: OneStepConfig | None = None
     ) -> None:
@@ -86,6 +84,11 @@ class OneStepPolicy[Net: nn.Module](nn.Module, ABC):
     @abstractmethod
     def has_moments(self) -> bool:
         """Whether the chunk is a Gaussian given the observation."""
+
+    @property
+    def learns_std(self) -> bool:
+        """Always: the variances are parameters of ``net``."""
+        return True
 
     def begin_finetuning(self, ft_steps: int = 1, kernel: object | None = None) -> None:
         """Keep a frozen copy of ``net``; ``net`` learns with ft_steps = 1. Asking again for the same changes nothing.

@@ -60,6 +60,10 @@ class FakePolicy(nn.Module):
         log_std = torch.full((1, 1, self.spec.action_dim), math.log(self.std))
         self.noise_net = nn.ParameterList([nn.Parameter(log_std)]) if learned_noise else None
 
+    @property
+    def learns_std(self) -> bool:
+        return self.noise_net is not None
+
     def end_iteration(self, done: int) -> None:
         """Nothing follows a schedule."""
 

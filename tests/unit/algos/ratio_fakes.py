@@ -37,7 +37,7 @@ class FakeFlow(nn.Module):
             self.net = nn.Sequential(nn.Linear(numbers + 3, 16), nn.Tanh(), nn.Linear(16, numbers)).double()
         self.log_std = nn.Parameter(torch.full((SPEC.horizon, SPEC.action_dim), math.log(std), dtype=torch.float64))
         self.log_std.requires_grad_(learned)
-        self.noise_net = SimpleNamespace() if learned else None
+        self.learns_std = learned
         self.frozen_net = copy.deepcopy(self.net).requires_grad_(False)
         self.std = std
 
@@ -50,7 +50,7 @@ class FakeFlow(nn.Module):
     def step_moments(self, obs: Observation, x_in: Tensor, i: Tensor) -> Moments:
         h = (self.time[i] - self.time[i + 1]).view(-1, 1, 1)
         mean = x_in - h * self.velocity(obs, x_in, self.time[i])
-        if self.noise_net is None:
+        if not self.learns_std:
             return Moments(mean, torch.full((len(i), 1, 1), self.std, dtype=torch.float64))
         return Moments(mean, self.log_std.exp().expand_as(mean))
 

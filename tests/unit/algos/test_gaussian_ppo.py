@@ -8,6 +8,7 @@ import torch
 from robopo.algos.dppo import Clip, PerStep
 from robopo.algos.flow_dppo import DivergenceMask
 from robopo.algos.gae_advantage import GAE
+from robopo.algos.grpo_guard import NormalizedRatio
 from robopo.algos.policy_gradient import PolicyGradient
 from robopo.algos.policy_gradient_config import PolicyGradientConfig
 from robopo.critics.value import ValueNet
@@ -83,6 +84,30 @@ def test_the_exact_kl_and_the_divergence_mask_work_on_one_gaussian_step(reduce) 
         assert metrics.chain_kl is not None
         assert 0.0 < metrics.chain_kl < 10.0
         assert len(metrics.kl_per_step) == 1
+
+
+def test_a_bonus_on_the_entropy_widens_the_learned_std() -> None:
+    """The reward asks for less noise; a large weight of the entropy asks for more, and wins."""
+    stds: list[float] = []
+    for coef in (0.0, 1.0):
+        policy = gaussian(OneStepConfig(ft_steps=1, reduce=Reduce.SUM), WIDE)
+        assert policy.learns_std
+        algorithm = ppo(policy, actor_lr=1e-2, batch_size=128, critic_warmup_iterations=0, entropy_coef=coef)
+        for seed in range(3):
+            algorithm.update(bandit(policy, seed), generator=rng(seed))
+        stds.append(policy.net.std().mean().item())
+    assert stds[0] < 0.5 < stds[1]
+
+
+def test_a_mixture_has_no_closed_entropy() -> None:
+    assert gmm().learns_std
+    with pytest.raises(ConfigError, match=r"entropy_coef > 0 needs Gaussian steps .* GMMPolicy"):
+        ppo(gmm(), critic_warmup_iterations=0, batch_size=256, entropy_coef=0.1)
+
+
+def test_a_ratio_of_means_alone_would_leave_the_learned_std_where_it_is() -> None:
+    with pytest.raises(ConfigError, match="NormalizedRatio with a GaussianPolicy whose std is learned"):
+        NormalizedRatio(step_weight=False).check(gaussian())
 
 
 def test_a_mixture_has_no_exact_kl() -> None:

@@ -91,7 +91,7 @@ def test_units_leave_out_inactive_steps_and_unused_decisions() -> None:
 
 def test_check() -> None:
     NormalizedRatio().check(FakeFlow())
-    with pytest.raises(ConfigError, match=r"NormalizedRatio with kernel=LearnedNoise.*Chain"):
+    with pytest.raises(ConfigError, match=r"NormalizedRatio with a FakeFlow whose std is learned.*Chain"):
         NormalizedRatio().check(FakeFlow(learned=True))
     diffusion = FakeFlow()
     diffusion.process = SimpleNamespace(step_sizes=None)

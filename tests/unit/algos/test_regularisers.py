@@ -210,7 +210,7 @@ def test_weights_of_zero_add_nothing_and_others_in_order() -> None:
     ("name", "expected"),
     [
         ("demo_coef", "demos="),
-        ("entropy_coef", "learned noise"),
+        ("entropy_coef", "std is learned"),
         ("knn_coef", "flow policy"),
         ("kl_coef", "begin_finetuning"),
         ("bc_coef", "begin_finetuning"),

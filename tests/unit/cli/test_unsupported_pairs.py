@@ -98,7 +98,7 @@ PAIRS: dict[str, list[tuple[str, dict[str, Any], str, str]]] = {
         ("flow", {"exploration": ODE, "ratio": CFM, "kl_coef": 0.1}, "kl_coef", "kernel=ODE"),
         ("flow", {"exploration": ODE, "ratio": CFM, "bc_coef": 0.1}, "bc_coef", "kernel=ODE"),
         ("flow", {"exploration": SDE, "entropy_coef": 0.1}, "entropy_coef", "kernel=FlowSDE"),
-        ("gaussian", {"entropy_coef": 0.1}, "entropy_coef", "GaussianPolicy"),
+        ("gmm", {"entropy_coef": 0.1}, "entropy_coef", "GMMPolicy"),
         ("diffusion", {"knn_coef": 0.1}, "knn_coef", "flow policy"),
         ("gaussian", {"knn_coef": 0.1}, "knn_coef", "GaussianPolicy"),
         ("flow", {"exploration": SDE, "demo_coef": 0.1}, "demo_coef", "demos="),
