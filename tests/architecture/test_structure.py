@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("robopo", "sims", "hardware")
-MAX_FILE, MAX_FUNCTION, MAX_LINE = 400, 60, 120
+MAX_FILE, MAX_ALGORITHM, MAX_FUNCTION, MAX_LINE = 400, 350, 60, 120
 
 
 def sources(*folders: str) -> list[Path]:
@@ -20,6 +20,30 @@ def test_no_source_file_exceeds_400_lines() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in paths}
     assert len(lengths) > 20
     assert {name: length for name, length in lengths.items() if length > MAX_FILE} == {}
+
+
+def test_no_algorithm_exceeds_350_lines() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in sources("robopo/algos", "robopo/losses")}
+    assert len(lengths) > 30
+    assert {name: length for name, length in lengths.items() if length > MAX_ALGORITHM} == {}
+
+
+def test_algorithms_do_not_inherit_from_each_other() -> None:
+    found: list[str] = []
+    for path in sources("robopo/algos"):
+        tree = ast.parse(path.read_text())
+        imported = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("robopo.algos")
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                bases = {ast.unparse(base) for base in node.bases}
+                # Protocols extend protocols; classes with code don't extend classes with code.
+                found += [f"{path.name}: {node.name}" for base in bases & imported if "Protocol" not in bases]
+    assert found == []
 
 
 def test_no_function_exceeds_60_lines() -> None:
