@@ -116,7 +116,7 @@ class IBRL:
     @torch.no_grad()
     def explore(self, obs: Observation, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Entries [B, To, D] -> the chosen chunk [B, H, A] in physical units, and the same normalised."""
-        proposals = torch.stack([self._cloned(obs), self._noisy(self.policy.net, obs, generator)])
+        proposals = torch.stack([self._cloned(obs, generator), self._noisy(self.policy.net, obs, generator)])
         q = clipped_double_q(self.critic.each_of(obs, proposals))  # [2, B]
         if self.config.selection is Selection.GREEDY:
             index = q.argmax(0)
@@ -131,7 +131,7 @@ class IBRL:
         if not deterministic:
             return self.explore(obs, generator)[0]
         own = self.policy.squashed(self.policy.net(self.policy.encode(obs)))
-        proposals = torch.stack([self._cloned(obs), own])
+        proposals = torch.stack([self._cloned(obs, generator), own])
         q = clipped_double_q(self.critic.each_of(obs, proposals))
         return self.policy.normalizer.invert(ACTION, choose(proposals, q.argmax(0)))
 
@@ -161,7 +161,7 @@ class IBRL:
         c = self.config
         with torch.no_grad():
             own = self._noisy(self.target_actor.module, batch.next_obs, generator)
-            proposals = torch.stack([self._cloned(batch.next_obs), own])
+            proposals = torch.stack([self._cloned(batch.next_obs, generator), own])
             q_next = self.target.module.each_of(batch.next_obs, proposals)  # [heads, 2, B]
             value = min_of_random_heads(q_next, c.target_heads, generator)
             target = td_target(
@@ -183,9 +183,9 @@ class IBRL:
         self.policy.net.eval()
         return loss.detach()
 
-    def _cloned(self, obs: Observation) -> Tensor:
-        """What the cloned policy would do, without noise, normalised [B, H, A]."""
-        return self.policy.normalizer.apply(ACTION, self.cloned.act(obs, deterministic=True))
+    def _cloned(self, obs: Observation, generator: torch.Generator | None) -> Tensor:
+        """What the cloned policy would do, as deterministically as it can, normalised [B, H, A]."""
+        return self.policy.normalizer.apply(ACTION, self.cloned.act(obs, deterministic=True, generator=generator))
 
     def _noisy(self, net: GaussianMLP, obs: Observation, generator: torch.Generator | None) -> Tensor:
         """The Gaussian policy's exploration with the weights of ``net``, inside [-1, 1], [B, H, A]."""

@@ -37,6 +37,13 @@ class Constant:
         return torch.full((len(obs["state"]), 1, 2), self.value)
 
 
+class Drawing(Constant):
+    """A cloned policy that starts from noise even when it acts deterministically, as a diffusion does."""
+
+    def act(self, obs, *, deterministic=True, generator=None):
+        return self.value * torch.randn(len(obs["state"]), 1, 2, generator=generator)
+
+
 def make(seed: int = 0, config: IBRLConfig = CONFIG, *, cloned=None, dropout: float = 0.0) -> IBRL:
     cloned = gaussian_actor(7) if cloned is None else cloned
     return IBRL(cloned, gaussian_actor(seed, dropout), critic(seed=seed + 1), config)
@@ -66,6 +73,17 @@ def test_two_updates_are_finite_and_leave_the_cloned_policy_alone() -> None:
         for name, old in before["modules"][part].items():
             changes = not name.startswith("normalizer") and name != "net.log_var"  # the std stays
             assert torch.equal(old, after["modules"][part][name]) != changes, name
+
+
+def test_the_cloned_policy_draws_from_the_generator_that_is_handed_over() -> None:
+    """Not from torch's global one, which whatever else runs (an evaluation, say) would shift."""
+    algorithm, untouched = make(cloned=Drawing(0.5)), torch.get_rng_state()
+    chunks = [algorithm.explore(make_obs(20, rng(8)), rng())[0] for _ in range(2)]
+    acted = [algorithm.act(make_obs(20, rng(8)), generator=rng()) for _ in range(2)]
+    algorithm.update(filled(), updates=1, generator=rng())
+    assert torch.equal(*chunks)
+    assert torch.equal(*acted)
+    assert torch.equal(torch.get_rng_state(), untouched)
 
 
 @pytest.mark.parametrize("selection", list(Selection))
