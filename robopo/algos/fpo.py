@@ -35,6 +35,7 @@ from robopo.losses.divergence import proxy_kl_weight
 from robopo.losses.surrogates import aspo_loss
 from robopo.named_choice import named_choice
 from robopo.policies.config import Reduce
+from robopo.processes.flow import FlowConfig
 
 _ANCHOR_ROWS = 65_536
 """Network rows per pass of ``anchor``, to bound its memory; a pass has no graph."""
@@ -116,7 +117,7 @@ class CfmRatio:
                 raise ConfigError(f"{name}={value}: must be positive")
 
     def check(self, policy: ChainPolicy) -> None:
-        """Raise ConfigError for a policy that is no flow, or learns only part of its sampler's steps."""
+        """Raise ConfigError for a policy that is no flow, or acts with more than the velocity that is trained."""
         if not has_velocity(policy):
             raise ConfigError(
                 f"ratio=CfmRatio needs a velocity, and {type(policy).__name__} is no flow here; use a flow policy "
@@ -127,6 +128,13 @@ class CfmRatio:
             raise ConfigError(
                 f"ratio=CfmRatio trains the velocity at all times, and ft_steps={policy.ft_steps} leaves the sampler's "
                 f"first steps to the frozen network; set ft_steps={steps}, or use ratio=PerStep"
+            )
+        settings = getattr(getattr(policy, "process", None), "config", None)
+        if isinstance(settings, FlowConfig) and settings.shortcut and steps != (finest := 2**settings.shortcut_levels):
+            raise ConfigError(
+                f"ratio=CfmRatio trains the velocity, which a shortcut model with num_steps={steps} doesn't act with: "
+                f"its network is told the size of its steps; set num_steps={finest} (2^shortcut_levels), or use "
+                "ratio=Chain or PerStep"
             )
 
     def units(self, data: Samples) -> Tensor:

@@ -16,8 +16,10 @@ from robopo.algos.fpo import ASPO, CfmRatio
 from robopo.algos.no_region import Unbounded
 from robopo.errors import ConfigError
 from robopo.losses.divergence import proxy_kl_weight
-from robopo.policies.config import Reduce
+from robopo.policies.config import ChunkPolicyConfig, Reduce
+from robopo.processes.flow import FlowConfig
 from tests.unit.algos.ratio_fakes import FakeFlow, perturb, rollout
+from tests.unit.policies.toy import MLP, make_obs, make_policy
 
 UNIT = torch.tensor([4, 0, 3, 5])
 KINDS = ["velocity", "noise", "clean", "huber"]
@@ -212,6 +214,24 @@ def test_check_and_settings() -> None:
         CfmRatio(log_ratio_clamp=0)
     with pytest.raises(ConfigError, match="eps=1"):
         ASPO(1.0)
+
+
+def test_a_shortcut_model_must_act_with_the_velocity_that_the_ratio_trains() -> None:
+    """Told a step of 1/4 it samples with another output than the velocity: CFM would train what never acts."""
+    config = ChunkPolicyConfig(denoised_clip=None)
+    coarse, finest, plain = (
+        make_policy(MLP, FlowConfig(num_steps=4, shortcut=shortcut, shortcut_levels=levels), config)
+        for shortcut, levels in ((True, 5), (True, 2), (False, 5))
+    )
+    x, i = torch.randn(5, 4, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(5, dtype=torch.long)
+    for policy, acts in ((coarse, False), (finest, True), (plain, True)):
+        policy.begin_finetuning(4)
+        trained = policy.velocity(make_obs(), x, torch.ones(5))
+        assert torch.allclose(policy.net_output(make_obs(), x, i), trained) == acts
+    for policy in (finest, plain):
+        ratio().check(policy)
+    with pytest.raises(ConfigError, match=r"CfmRatio .*shortcut.*num_steps=4.*32"):
+        ratio().check(coarse)
 
 
 def test_aspo_is_the_clip_or_spo_element_by_element() -> None:
