@@ -52,6 +52,8 @@ bench: $(STAMP) .venv-robosuite/.synced
 	.venv-robosuite/bin/python benchmarks/sim_throughput.py --json runs/sim_throughput.json
 	$(BIN)/python benchmarks/dppo_update.py --json runs/dppo_update.json
 	$(BIN)/python benchmarks/policy_latency.py --json runs/policy_latency.json
+	$(BIN)/python benchmarks/flow_vs_ddim.py --json runs/flow_vs_ddim.json
+	$(BIN)/python benchmarks/jagg.py --json runs/jagg.json
 
 # The peer of the throughput benchmark needs an older MuJoCo, so it lives in an environment of its own.
 .venv-robosuite/.synced: $(STAMP)

@@ -48,11 +48,17 @@ COMMANDS = {
     ),
     "train": Command(
         "robopo.cli.train",
-        "clone demonstrations (algo=bc) or fine-tune by reinforcement (algo=dppo)",
-        "Writes run_dir= (default runs/train/<time>): checkpoints, metrics.jsonl, TensorBoard files. Ctrl-C saves.",
+        "clone demonstrations (algo=bc) or improve a policy by reinforcement (algo=dppo, flow_dppo, fpo, ...)",
+        "Writes run_dir= (default runs/train/<time>): checkpoints, metrics.jsonl, TensorBoard files. Ctrl-C saves. "
+        "Algorithms: configs/algo, explained in docs/algorithms.md.",
         (
             ("robopo train algo=bc sim=lift demos=data/lift", "clone demonstrations"),
             ("robopo train algo=dppo sim=lift seed=3 checkpoint=runs/train/lift-bc", "fine-tune what was cloned"),
+            (
+                "robopo train algo=flow_dppo sim=lift checkpoint=runs/train/lift-flow",
+                "a flow, cloned with policy=flow_mlp",
+            ),
+            ("robopo train algo=fpo_plus sim=half_cheetah policy=flow_mlp from_scratch=true", "without demonstrations"),
             ("robopo train resume=runs/train/lift-dppo loop.iterations=200", "continue, and train longer"),
         ),
     ),

@@ -14,13 +14,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from robopo.errors import ConfigError, ShapeError, did_you_mean
-from robopo.nn.denoiser import Denoiser
+from robopo.errors import ConfigError, ShapeError
 from robopo.nn.noise_net import NoiseNet
 from robopo.policies.base import PolicySpec
 from robopo.policies.chain_recorder import ChainRecorder
 from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.policies.normalizer import MinMaxNormalizer
+from robopo.policies.obs_encoding import ACTION, encode_obs
+from robopo.policies.parts import check_parts
 from robopo.policies.predictor import Predict, predictor
 from robopo.processes.base import Process
 from robopo.processes.chain import run_chain
@@ -31,9 +32,6 @@ from robopo.processes.transitions import LearnedNoise
 from robopo.types import DenoisingChain, Moments, Observation
 
 __all__ = ["ACTION", "ChunkPolicy", "ChunkPolicyConfig", "Reduce"]
-
-ACTION = "action"
-"""Key of the action's statistics in the normaliser."""
 
 # Bounds on elementwise log-probabilities in the published code (Ren et al. 2024, release v0.8).
 PUBLISHED_LOG_PROB_RANGE = (-5.0, 2.0)
@@ -60,7 +58,7 @@ class ChunkPolicy(nn.Module):
         """
         super().__init__()
         config = ChunkPolicyConfig() if config is None else config
-        _check_parts(spec, net, normalizer, process)
+        check_parts(spec, net, normalizer, process.extra_cond)
         self.spec = spec
         self.config = config
         self.net = net
@@ -153,21 +151,7 @@ class ChunkPolicy(nn.Module):
 
         Raises ShapeError naming the entry that is missing or has another shape.
         """
-        rows: list[Tensor] = []
-        for key, size in self.spec.obs.items():
-            x = obs.get(key)
-            if x is None:
-                raise ShapeError(f"observation {key!r} is missing{did_you_mean(key, obs)}")
-            if x.ndim != 3 or x.shape[1] != self.spec.obs_steps or x.shape[2] != size:
-                raise ShapeError(
-                    f"observation {key!r} is {list(x.shape)}, expected [B, {self.spec.obs_steps}, {size}] "
-                    "(batch, obs_steps, size)"
-                )
-            rows.append(self.normalizer.apply(key, x))
-        cond = rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
-        if self.config.obs_clip is not None:
-            cond = cond.clamp(-self.config.obs_clip, self.config.obs_clip)
-        return cond.flatten(1)
+        return encode_obs(self.spec, self.normalizer, obs, self.config.obs_clip)
 
     # ------------------------------------------------------------------ imitation
 
@@ -190,11 +174,8 @@ class ChunkPolicy(nn.Module):
         process, cond = self.process, self.encode(obs)
         level = process.draw_levels(clean.shape[0], generator)
         noise = torch.randn(clean.shape, generator=generator, device=clean.device, dtype=clean.dtype)
-        x, time, target = (
-            process.add_noise(clean, noise, level),
-            process.network_time(level),
-            process.target(clean, noise),
-        )
+        x, time = process.add_noise(clean, noise, level), process.network_time(level)
+        target = process.target(clean, noise)
         if isinstance(process, Flow) and process.extra_cond:
             # A shortcut model: the first rows of the batch train big steps, the others the velocity itself.
             big = round(process.config.shortcut_share * clean.shape[0])
@@ -385,17 +366,3 @@ class ChunkPolicy(nn.Module):
             return None
         z = torch.randn((len(table), *x.shape), generator=generator, device=x.device, dtype=x.dtype)
         return z.clamp_(-self.config.randn_clip, self.config.randn_clip)
-
-
-def _check_parts(spec: PolicySpec, net: nn.Module, normalizer: MinMaxNormalizer, process: Process) -> None:
-    for key, size in (*spec.obs.items(), (ACTION, spec.action_dim)):
-        found = normalizer.bounds(key)[0].shape[0]
-        if found != size:
-            raise ConfigError(f"the normaliser knows {found} numbers of {key!r}, the spec says {size}")
-    if isinstance(net, Denoiser):
-        found_sizes = (net.horizon, net.action_dim, net.cond_dim)
-        expected = (spec.horizon, spec.action_dim, spec.cond_dim + process.extra_cond)
-        if found_sizes != expected:
-            raise ConfigError(
-                f"the network is built for (horizon, action_dim, cond_dim) = {found_sizes}, the spec says {expected}"
-            )

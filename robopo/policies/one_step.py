@@ -20,6 +20,7 @@ from robopo.policies.base import PolicySpec
 from robopo.policies.config import Reduce
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.policies.obs_encoding import ACTION, encode_obs
+from robopo.policies.parts import check_parts
 from robopo.types import DenoisingChain, Observation
 
 
@@ -183,15 +184,3 @@ class OneStepPolicy[Net: nn.Module](nn.Module, ABC):
         z = torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
         bound = self.config.randn_clip
         return z if bound is None else z.clamp_(-bound, bound)
-
-
-def check_parts(spec: PolicySpec, net: nn.Module, normalizer: MinMaxNormalizer) -> None:
-    """Raise ConfigError unless network and normaliser have the sizes of ``spec``."""
-    for key, size in (*spec.obs.items(), (ACTION, spec.action_dim)):
-        found = normalizer.bounds(key)[0].shape[0]
-        if found != size:
-            raise ConfigError(f"the normaliser knows {found} numbers of {key!r}, the spec says {size}")
-    sizes = tuple(getattr(net, name, None) for name in ("horizon", "action_dim", "cond_dim"))
-    expected = (spec.horizon, spec.action_dim, spec.cond_dim)
-    if sizes != expected:
-        raise ConfigError(f"the network is built for (horizon, action_dim, cond_dim) = {sizes}, the spec: {expected}")

@@ -19,7 +19,7 @@ from robopo.nn.mlp import plain_mlp
 from robopo.policies.base import PolicySpec
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.policies.obs_encoding import ACTION, encode_obs
-from robopo.policies.one_step import check_parts
+from robopo.policies.parts import check_parts
 from robopo.processes.kernels import gaussian_log_prob
 from robopo.types import DenoisingChain, Observation
 
