@@ -18,5 +18,5 @@ class Unbounded:
 
     def surrogate(self, ratio: RatioBatch, adv: Tensor, *, num_steps: int) -> Surrogate:  # noqa: ARG002
         """-A r; adv [B, V]. Nothing is blocked."""
-        loss = -adv * ratio.log_ratio.exp()
+        loss = -adv * torch.where(adv == 0.0, 0.0, ratio.log_ratio).exp()  # 0 times infinity would be NaN
         return Surrogate(loss, torch.zeros_like(loss, dtype=torch.bool))

@@ -24,7 +24,7 @@ def masked_loss(*, log_ratio: Tensor, adv: Tensor, keep: Tensor, dual_clip: floa
     dual_clip: cap on r where A <= 0 (Ye et al. 2020, arXiv 1912.09729), with a gradient of 0 beyond it; None: no cap.
     """
     # Before the exp: 0 times the infinite derivative of a dropped one would be NaN.
-    kept = torch.where(keep, log_ratio, 0.0)
+    kept = torch.where(keep & (adv != 0.0), log_ratio, 0.0)
     if dual_clip is not None:
         kept = torch.where(adv <= 0.0, kept.clamp(max=math.log(dual_clip)), kept)
     return torch.where(keep, -adv * kept.exp(), 0.0)
@@ -32,7 +32,7 @@ def masked_loss(*, log_ratio: Tensor, adv: Tensor, keep: Tensor, dual_clip: floa
 
 def spo_loss(*, log_ratio: Tensor, adv: Tensor, eps: float) -> Tensor:
     """-(r A - |A| (r - 1)^2 / (2 eps)) (SPO, arXiv 2401.16025): stationary at r = 1 + eps sign(A)."""
-    ratio = log_ratio.exp()
+    ratio = torch.where(adv == 0.0, 0.0, log_ratio).exp()  # without an advantage nothing holds the ratio back
     return adv.abs() * (ratio - 1.0).square() / (2.0 * eps) - adv * ratio
 
 

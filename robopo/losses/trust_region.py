@@ -80,7 +80,7 @@ def ppo_clip(*, log_ratio: Tensor, adv: Tensor, clip: Tensor, ratio_cap: float |
         capped = (adv < 0.0) & (seen > ratio_cap)
         stopped, blocked = torch.where(capped, -adv * ratio_cap, stopped), blocked | capped
     # Before the exp: 0 times the infinite derivative of a stopped one would be NaN.
-    loss = torch.where(blocked, stopped, -adv * torch.where(blocked, 0.0, log_ratio).exp())
+    loss = torch.where(blocked, stopped, -adv * torch.where(blocked | (adv == 0.0), 0.0, log_ratio).exp())
     return PPOClip(loss, blocked, outside)
 
 

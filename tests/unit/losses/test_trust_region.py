@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
+from robopo.losses.surrogates import aspo_loss, masked_loss, soft_gate_loss, spo_loss
 from robopo.losses.trust_region import (
     clip_schedule,
     clip_to_quantiles,
@@ -90,6 +92,25 @@ def test_a_ratio_that_overflows_is_held_back_without_nan() -> None:
     # without the cap, a negative advantage alone sees the infinite ratio, as PPO's objective says
     plain = ppo_clip(log_ratio=log_ratio[:1], adv=adv[:1], clip=torch.tensor(0.1))
     assert torch.autograd.grad(plain.loss.sum(), log_ratio)[0].tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda log_ratio, adv: ppo_clip(log_ratio=log_ratio, adv=adv, clip=torch.tensor(0.1)).loss,
+        lambda log_ratio, adv: masked_loss(log_ratio=log_ratio, adv=adv, keep=torch.ones_like(adv, dtype=torch.bool)),
+        lambda log_ratio, adv: spo_loss(log_ratio=log_ratio, adv=adv, eps=0.2),
+        lambda log_ratio, adv: aspo_loss(log_ratio=log_ratio, adv=adv, eps=0.2),
+        lambda log_ratio, adv: soft_gate_loss(log_ratio=log_ratio, adv=adv, tau_pos=8.0, tau_neg=8.0),
+    ],
+    ids=["clip", "mask", "spo", "aspo", "soft_gate"],
+)
+def test_a_sample_without_advantage_has_no_say_however_large_its_ratio(loss: Any) -> None:
+    """No region holds it back (gamma_denoise=0 and positive parts make such samples), and 0 times infinity is NaN."""
+    log_ratio = torch.tensor([1000.0, -1000.0, 0.05]).requires_grad_()
+    found = loss(log_ratio, torch.zeros(3))
+    assert found.tolist() == [0.0] * 3
+    assert torch.autograd.grad(found.sum(), log_ratio)[0].tolist() == [0.0] * 3
 
 
 def test_holding_back_leaves_loss_and_gradient_of_ordinary_ratios_bit_for_bit() -> None:
