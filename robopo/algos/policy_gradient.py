@@ -21,7 +21,7 @@ from robopo.algos.learning_rate import warmup_cosine
 from robopo.algos.optimizers import AdamW, OptimizerChoice
 from robopo.algos.policy_gradient_config import CriticBatches, NormAdv, PolicyGradientConfig, PolicyGradientMetrics
 from robopo.algos.regularisers import Demonstrations, Regulariser, Units, configured
-from robopo.algos.reward_scaling import RewardScaler
+from robopo.algos.reward_scaling import RewardScaler, followed
 from robopo.algos.stepping import first_nonfinite, minibatches, permutation
 from robopo.algos.update_log import APPROX_KL, CHAIN_KL, ROW, UpdateLog
 from robopo.errors import ConfigError, NonFiniteError, ShapeError
@@ -144,7 +144,7 @@ class PolicyGradient:
         next_value = self.critic({key: entry.flatten(0, 1) for key, entry in batch.next_obs.items()})
         reward, divisor = batch.reward, torch.ones_like(value[0])
         if c.scale_rewards:
-            reward = self.reward_scaler(reward, batch.first)
+            reward = self.reward_scaler(reward, batch.first, followed(batch.extras))
             divisor = self.reward_scaler.std(value)
         out = self.advantage(batch, reward, value.view(shape), next_value.view(shape))
         use = batch.extras.get("use")

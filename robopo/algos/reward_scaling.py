@@ -28,8 +28,11 @@ class RewardScaler:
         self._count = 1e-4  # a prior of next to no weight, so that the first batch is not divided by nothing
         self._running: Tensor | None = None  # G of each environment, carried from batch to batch, [E]
 
-    def __call__(self, reward: Tensor, first: Tensor) -> Tensor:
-        """Reward and first are [T, E]; returns a new [T, E] tensor and takes the batch into the statistics."""
+    def __call__(self, reward: Tensor, first: Tensor, follow: Tensor | None = None) -> Tensor:
+        """Reward and first are [T, E]; returns a new [T, E] tensor and takes the batch into the statistics.
+
+        follow [T, E] bool: rows that count, see ``followed``; the others are scaled all the same. None: all.
+        """
         running = torch.zeros_like(reward[0]) if self._running is None else self._running.to(reward.device)
         if running.shape != reward[0].shape:
             raise ShapeError(
@@ -38,11 +41,13 @@ class RewardScaler:
             )
         carry = self.DISCOUNT * (~first).to(reward.dtype)  # G_t = r_t + 0.99 (1 - first_t) G_{t-1}
         rows: list[Tensor] = []
-        for step_reward, step_carry in zip(reward, carry, strict=True):
-            running = torch.addcmul(step_reward, step_carry, running)
+        for n, (step_reward, step_carry) in enumerate(zip(reward, carry, strict=True)):
+            after = torch.addcmul(step_reward, step_carry, running)
+            running = after if follow is None else torch.where(follow[n], after, running)
             rows.append(running)
         self._running = running
-        self._merge(torch.stack(rows).double())
+        returns = torch.stack(rows).double()
+        self._merge(returns if follow is None else returns[follow])
         return (reward / self.std(reward)).clamp(-self.CLIP, self.CLIP)
 
     def std(self, like: Tensor) -> Tensor:
@@ -52,6 +57,8 @@ class RewardScaler:
     def _merge(self, returns: Tensor) -> None:
         """Chan's parallel update of mean and variance; the divisor is n - 1."""
         count = returns.numel()
+        if count == 0:
+            return
         total = self._count + count
         mean, var = self._mean.to(returns.device), self._var.to(returns.device)
         shift = returns.mean() - mean
@@ -69,3 +76,15 @@ class RewardScaler:
         """Continue exactly from ``state_dict()``."""
         self._mean, self._var, self._count = state["mean"].clone(), state["var"].clone(), float(state["count"])
         self._running = None if state["running"] is None else state["running"].clone()
+
+
+def followed(extras: Mapping[str, Tensor]) -> Tensor | None:
+    """The rows [T, E] of a batch with these extras that running returns follow; None: all.
+
+    Not those in which an environment waits for others, nor a vine's continuations: the next batch goes on from the
+    plain rows.
+    """
+    use, vine = extras.get("use"), extras.get("vine")
+    if vine is None:
+        return use
+    return vine < 0 if use is None else (vine < 0) & use

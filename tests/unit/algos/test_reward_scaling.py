@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from robopo.algos.reward_scaling import RewardScaler
+from robopo.algos.reward_scaling import RewardScaler, followed
 from robopo.errors import ShapeError
 
 
@@ -37,6 +37,24 @@ def test_running_return_and_merge_by_hand() -> None:
     assert state["running"].tolist() == [4.0]
     scaler(torch.tensor([[1.0]]), torch.tensor([[False]]))
     torch.testing.assert_close(scaler.state_dict()["running"], torch.tensor([1.0 + 0.99 * 4.0]))
+
+
+def test_continuations_and_filler_leave_the_statistics_of_the_plain_rows_alone() -> None:
+    """Rows of a vine and of environments that wait are scaled, but the running return goes on from the plain rows."""
+    first = torch.tensor([[True, True], [False, False], [True, True], [False, False]])
+    plain, mixed = RewardScaler(), RewardScaler()
+    reward = torch.tensor([[1.0, 2.0], [3.0, 5.0], [100.0, 50.0], [70.0, 0.0]])
+    plain(reward[:2], first[:2])
+    extras = {
+        "vine": torch.tensor([[-1, -1], [-1, -1], [0, 0], [0, 0]]),
+        "use": torch.tensor([[True, True], [True, True], [True, True], [True, False]]),
+    }
+    scaled = mixed(reward, first, followed(extras))
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(mixed.state_dict()[name], value, rtol=0, atol=1e-12)
+    torch.testing.assert_close(scaled, (reward / plain.std(reward)).clamp(-10.0, 10.0))
+    assert followed({"use": extras["use"]}) is extras["use"]
+    assert followed({}) is None
 
 
 def test_resume_is_exact_and_inputs_stay() -> None:
