@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
-import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from robopo.cli.jobs import Status, read_status
+from robopo.cli import jobs
+from robopo.cli.compare import JobBar
+from robopo.cli.jobs import Progress, Status, read_status
 from robopo.cli.main import main
 from robopo.train.logger import read_metrics
+from tests.helpers.forked import ForkedRobopo
 
-SIM = ["sim=reach", "sim.num_envs=4", "evaluation.n=2", "evaluation.num_envs=2"]
-ITERATIONS = 12
+SIM = ["sim=reach", "sim.num_envs=4", "evaluation.n=2", "evaluation.num_envs=2", "loop.eval_every=0"]
+ITERATIONS = 6
+TRAIN = [
+    "finetune.num_decisions=5",
+    "finetune.critic_hidden=[16,16,16]",
+    "loop.eval_every=3",
+    "loop.checkpoint_every=1",
+    "evaluation.n=4",
+]
 SMALL = (
-    'study.tasks.reach.sim=["sim=reach","sim.num_envs=4"]',
-    'study.train=["finetune.num_decisions=5","loop.eval_every=4","loop.checkpoint_every=1","evaluation.n=4"]',
+    'study.tasks.reach.sim=["sim=reach","sim.num_envs=4","sim.max_episode_steps=20"]',
+    f"study.train={json.dumps(TRAIN)}",
     'study.evaluate=["num_envs=4"]',
     f"study.env_steps={ITERATIONS * 4 * 5 * 4}",
     "study.n=6",
@@ -27,36 +39,55 @@ SMALL = (
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def cloned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compare")
     assert main(["collect", "sim=reach", "sim.num_envs=4", "episodes=4", f"out={folder / 'demos'}"]) == 0
-    argv = [f"demos={folder / 'demos'}", f"run_dir={folder / 'bc'}", "algo.steps=101", "policy.net.hidden=[32,32,32]"]
-    assert main(["train", "algo=bc", *SIM, *argv]) == 0
+    small = ["torch_threads=1", "algo.steps=20", "algo.warmup_steps=5", "policy.net.hidden=[32,32,32]"]
+    assert main(["train", "algo=bc", *SIM, *small, f"demos={folder / 'demos'}", f"run_dir={folder / 'bc'}"]) == 0
     return folder / "bc"
 
 
-def first_checkpoint(out: Path) -> bool:
-    return any(out.glob("reach/seed*/*/checkpoints/step_00000002"))
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs skip the imports that this process has done; what starts a job, stops it and reads its code is the same."""
+    fake = SimpleNamespace(Popen=ForkedRobopo, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(jobs, "subprocess", fake)
+
+
+def interrupted(out: Path, argv: list[str]) -> int:
+    """The exit code of ``robopo compare``, which gets SIGTERM when a training has its second checkpoint."""
+    sent = False
+
+    def update(self: JobBar, progress: Progress) -> None:
+        nonlocal sent
+        if not sent and progress.running and any(out.glob("reach/seed*/*/checkpoints/step_00000002")):
+            sent = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JobBar, "update", update)
+        code = main(argv)
+    assert sent
+    return code
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("forks")
 def test_a_comparison_is_interrupted_and_continued(
     cloned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "study"
     argv = ["compare", "study=reach_epochs", f"study.tasks.reach.checkpoints.diffusion={cloned}", *SMALL, f"out={out}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "robopo.cli.main", *argv], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    deadline = time.monotonic() + 150
-    while not first_checkpoint(out) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, said
-    assert f"robopo compare resume={out}" in said
+    assert interrupted(out, argv) == 128 + signal.SIGTERM
+    assert f"robopo compare resume={out}" in capsys.readouterr().out
     before = read_status(out)
     cut = [name for name, status in before.items() if status is Status.INTERRUPTED]
     assert cut and Status.WAITING in before.values() and Status.RUNNING not in before.values()
