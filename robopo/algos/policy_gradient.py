@@ -151,11 +151,11 @@ class PolicyGradient:
         if out.use is not None:
             use = out.use if use is None else use & out.use
         advantage, returns = out.advantage.flatten(), out.returns.flatten()
-        spread = returns.var(correction=0)
-        explained = torch.where(spread > 0, 1.0 - (returns - value).var(correction=0) / spread, 0.0)
-        summary = torch.stack([explained, value.mean(), returns.mean(), advantage.std(correction=0), divisor])
+        rows = slice(None) if use is None or not use.any() else use.flatten()  # fillers say nothing
+        learned, target, spread = advantage[rows], returns[rows], returns[rows].var(correction=0)
+        explained = torch.where(spread > 0, 1.0 - (target - value[rows]).var(correction=0) / spread, 0.0)
+        summary = torch.stack([explained, value[rows].mean(), target.mean(), learned.std(correction=0), divisor])
         if c.norm_adv is NormAdv.ROLLOUT:
-            learned = advantage if use is None or not use.any() else advantage[use.flatten()]
             advantage = (advantage - learned.mean()) / (learned.std(correction=0) + 1e-8)
         flat = {name: getattr(batch, name) for name in ("means", "stds", "active")}
         data = Samples(

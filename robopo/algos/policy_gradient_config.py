@@ -134,7 +134,7 @@ def _check(name: str, value: float | None, ok: bool, expected: str) -> None:
 
 
 class PolicyGradientMetrics(NamedTuple):
-    """One iteration, as floats: means over its minibatches, or over its decisions where marked (d).
+    """One iteration, as floats: means over its minibatches, or over the decisions learned from where (d).
 
     None where the ratio has no such number.
     """

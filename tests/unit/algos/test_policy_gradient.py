@@ -118,7 +118,8 @@ def test_an_inactive_step_contributes_nothing(divergence: bool) -> None:
 
 
 def test_unused_decisions_teach_neither_actor_nor_critic() -> None:
-    found = []
+    """Nor are they in the log: what an environment that waits is worth says nothing about the policy."""
+    found, logged = [], []
     for junk in (0.0, 3.0):
         config = dataclasses.replace(CONFIG, norm_adv=NormAdv.ROLLOUT)
         algo, collector = make(config, advantage=GAE(gamma=0.0))
@@ -126,9 +127,12 @@ def test_unused_decisions_teach_neither_actor_nor_critic() -> None:
         use = torch.ones(10, 8, dtype=torch.bool)
         use[::2] = False
         reward = torch.where(use, batch.reward, junk)
-        update(algo, dataclasses.replace(batch, reward=reward, extras={"use": use}))
+        m = update(algo, dataclasses.replace(batch, reward=reward, extras={"use": use}))
         found.append(weights(algo))
+        logged.append((m.explained_variance, m.value_mean, m.return_mean, m.advantage_std))
     assert same(*found)
+    assert logged[0] == logged[1]
+    assert logged[0][2] == pytest.approx(batch.reward[use].mean().item(), abs=1e-6)
 
 
 def test_nothing_to_learn_from_leaves_both_networks_alone() -> None:
