@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from robopo.algos.policy_gradient_config import PolicyGradientConfig
-from robopo.cli.configs import groups, load_config, to_object
+from robopo.cli.configs import config_dir, load_config, to_object
 from robopo.cli.finetuning import Seeds, policy_gradient_stage
 from robopo.cli.pipeline import FinetunablePolicy, scratch_policy
 from robopo.cli.schema import TRAIN, TrainConfig
@@ -72,6 +73,7 @@ STARTS: dict[str, list[Start]] = {
     "ppo_scratch": [Start(GAUSSIAN, from_scratch=True)],
     "reinflow": [Start(FLOW)],
 }
+SCHEMA = "policy_gradient_schema"
 NUM_ENVS = 8  # one group of the rows' group_size
 TINY = [
     "algo.epochs=2",
@@ -83,9 +85,13 @@ TINY = [
 
 
 def rows() -> list[str]:
-    """Names of the rows of the family."""
-    found = {name: to_object(load_config("train", [f"algo={name}"], TRAIN)).algo for name in groups()["algo"]}
-    return [name for name, algo in found.items() if isinstance(algo, PolicyGradientConfig)]
+    """Names of the rows of the family: those that are made from its schema, or from a row that is."""
+    defaults = {path.stem: OmegaConf.load(path)["defaults"] for path in (config_dir() / "algo").glob("*.yaml")}
+
+    def in_family(name: str) -> bool:
+        return name == SCHEMA or any(in_family(parent) for parent in defaults.get(name, []))
+
+    return [name for name in defaults if in_family(name)]
 
 
 def cases() -> list[tuple[str, Start]]:
@@ -132,6 +138,7 @@ def test_every_row_has_a_start() -> None:
 @pytest.mark.parametrize(("row", "start"), cases(), ids=[f"{row}-{start.policy[0][7:]}" for row, start in cases()])
 def test_a_row_learns_and_resumes_bit_for_bit(row: str, start: Start, tmp_path: Path) -> None:
     guard, config = NanGuard(tmp_path), compose(row, start)
+    assert isinstance(config.algo, PolicyGradientConfig)
     first = build(config, from_scratch=start.from_scratch)
     before = [p.detach().clone() for p in first.policy.trainable()]
     metrics = first.stage.step(guard)
