@@ -122,7 +122,7 @@ class DQL:
     def actor_loss(self, batch: Transitions, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Denoising term and Q term, scalars with a graph through the policy alone."""
         action = self.acting.sample_differentiable(batch.obs, generator)
-        head = int(torch.randint(2, (1,), generator=generator, device=generator.device))
+        head = torch.randint(2, (1,), generator=generator, device=generator.device).to(action.device)
         q_loss = normalized_q_loss(self.q.critic(batch.obs, action), head)
         target = batch.action if self.config.bc_target is BCTarget.BUFFER else action.detach()
         return denoising_errors(self.acting, batch.obs, target, generator).mean(), q_loss

@@ -102,10 +102,11 @@ def action_gradient(q: Callable[[Tensor], Tensor], action: Tensor) -> Tensor:
     return gradient
 
 
-def normalized_q_loss(q: Tensor, head: int) -> Tensor:
+def normalized_q_loss(q: Tensor, head: int | Tensor) -> Tensor:
     """-mean Q_head / mean |Q_other| of q [2, B] (Wang et al. 2023, arXiv 2208.06193, eq. 3 and its implementation).
 
-    The scale is detached: it only makes one weight fit tasks with different rewards.
+    The scale is detached: it only makes one weight fit tasks with different rewards. head: 0 or 1, also as a tensor
+    [1] on q's device, which spares a synchronisation.
     """
     scale = q[1 - head].detach().abs().mean().clamp(min=1e-6)
     return -q[head].mean() / scale

@@ -110,6 +110,8 @@ def test_q_loss_is_scaled_by_the_other_head_without_its_gradient() -> None:
     loss.backward()
     assert q.grad is not None
     close(q.grad, tensor([[-0.125, -0.125], [0.0, 0.0]]))
+    for head in (0, 1):
+        assert losses.normalized_q_loss(q, torch.tensor([head])).equal(losses.normalized_q_loss(q, head))
 
 
 def test_reward_to_go_stops_at_both_ends_and_marks_the_unfinished() -> None:
