@@ -142,7 +142,7 @@ class OnPolicyStage:
     ) -> None:
         """modules: every network whose weights the algorithm changes or reads, by name (policy, critic).
 
-        observation_stats: sees the observations [T, E, To, D] of each rollout once its update is over.
+        observation_stats: sees the observations [..., To, D] of each rollout's decisions once its update is over.
         """
         if num_decisions < 1:
             raise ConfigError(f"num_decisions={num_decisions}: at least 1 is needed")
@@ -164,7 +164,9 @@ class OnPolicyStage:
         metrics = to_scalars(self._algorithm.update(batch, generator=self._generators["update"]))
         guard.check("metrics", metrics)
         if self._observation_stats is not None:
-            self._observation_stats.update(batch.obs)  # after the update: rollout and update share one normaliser
+            # After the update: rollout and update share one normaliser. What waiting environments see is filler.
+            use = batch.extras.get("use")
+            self._observation_stats.update(batch.obs if use is None else {k: x[use] for k, x in batch.obs.items()})
         for name, module in self._modules.items():
             guard.check(name, module.state_dict())
         self._evidence = {}
