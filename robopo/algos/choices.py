@@ -118,6 +118,7 @@ class RatioBatch(NamedTuple):
     log_ratio carries the graph. divergence: KL(old || new) of the same values, with a graph, or None where the ratio
     has no Gaussian behind it. weight: detached factor on each value's advantage (such as a denoising discount).
     loss_weight: detached factor on each value's loss. step [B]: denoising step of each unit, or None.
+    rank [B]: place of the step among the active ones of its chain; None: that is ``step``.
     pivot: the log-ratio above which raising it raises the divergence, detached; None: the divergence itself, which is
     right for a Gaussian's own log-ratio.
     """
@@ -128,6 +129,7 @@ class RatioBatch(NamedTuple):
     loss_weight: Tensor | None = None
     step: Tensor | None = None
     pivot: Tensor | None = None
+    rank: Tensor | None = None
 
 
 class Ratio(Protocol):

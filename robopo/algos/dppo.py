@@ -24,7 +24,15 @@ from torch import Tensor, nn
 
 from robopo.algos.choices import AdvantageEstimator, ChainPolicy, Ratio, RatioBatch, Samples, Surrogate, TrustRegion
 from robopo.algos.gae_advantage import GAE
-from robopo.algos.gaussian_steps import check_gaussian, check_noisy, joint_factor, reduce_step, step_pair, used_steps
+from robopo.algos.gaussian_steps import (
+    check_gaussian,
+    check_noisy,
+    joint_factor,
+    reduce_step,
+    step_pair,
+    step_rank,
+    used_steps,
+)
 from robopo.algos.optimizers import AdamW, OptimizerChoice
 from robopo.algos.policy_gradient import PolicyGradient
 from robopo.algos.policy_gradient_config import PolicyGradientConfig
@@ -89,7 +97,8 @@ class PerStep:
             old = data.log_probs.flatten().index_select(0, unit)
             log_ratio = policy.step_log_prob(data.rows(decision), x_in, x_out, i) - old
         weight = _discount(K, self.gamma_denoise, unit.device).index_select(0, i)
-        return RatioBatch(log_ratio[:, None], divergence, weight=weight[:, None].to(log_ratio.dtype), step=i)
+        weight, rank = weight[:, None].to(log_ratio.dtype), step_rank(data, decision, i)
+        return RatioBatch(log_ratio[:, None], divergence, weight=weight, step=i, rank=rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,8 @@ class Clip:
     def surrogate(self, ratio: RatioBatch, adv: Tensor, *, num_steps: int) -> Surrogate:
         """Clipped loss [B, V]."""
         ramp = _ramp(max(1, num_steps), self.base, self.coef, self.rate, adv.device)  # [K'], the last entry is coef
-        clip = ramp[-1] if ratio.step is None else ramp.index_select(0, ratio.step.clamp(max=num_steps - 1))[:, None]
+        place = ratio.step if ratio.rank is None else ratio.rank
+        clip = ramp[-1] if place is None else ramp.index_select(0, place.clamp(max=len(ramp) - 1))[:, None]
         out = ppo_clip(log_ratio=ratio.log_ratio, adv=adv, clip=clip.to(adv.dtype), ratio_cap=self.ratio_cap)
         return Surrogate(out.loss, out.blocked, out.outside)
 

@@ -116,3 +116,10 @@ def used_steps(data: Samples) -> Tensor:
     if data.use is not None:
         keep = keep & data.use[:, None]
     return keep.flatten().nonzero()[:, 0]
+
+
+def step_rank(data: Samples, decision: Tensor, i: Tensor) -> Tensor | None:
+    """Place [B] of the steps i [B] among the active ones of their chains, 0 the noisiest; None where all are active."""
+    if data.active is None:
+        return None
+    return data.active.cumsum(1)[decision, i] - 1

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from robopo.algos.choices import ChainPolicy, RatioBatch, Samples
-from robopo.algos.gaussian_steps import check_gaussian, joint_factor, kernel_name, reduce_step, step_pair, used_steps
+from robopo.algos.gaussian_steps import (
+    check_gaussian,
+    joint_factor,
+    kernel_name,
+    reduce_step,
+    step_pair,
+    step_rank,
+    used_steps,
+)
 from robopo.errors import ConfigError
 from robopo.losses.divergence import gaussian_kl
 
@@ -77,6 +85,7 @@ class NormalizedRatio:
             reduce_step(policy, divergence)[:, None],
             loss_weight=weight,
             step=i,
+            rank=step_rank(data, decision, i),
             # <grad log r~, grad KL> is z.d times something positive: without the bias the border is log r~ = 0.
             pivot=torch.zeros_like(log_ratio),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from robopo.algos.choices import RatioBatch, Samples
 from robopo.algos.dppo import Clip, PerStep, dppo
 from robopo.algos.flow_dppo import DivergenceMask
 from robopo.algos.gae_advantage import GAE
+from robopo.algos.gaussian_steps import step_rank
 from robopo.algos.optimizers import AdamRMSInterp
 from robopo.algos.policy_gradient import PolicyGradient
 from robopo.algos.policy_gradient_config import NormAdv, PolicyGradientConfig, PolicyGradientMetrics
@@ -299,3 +301,15 @@ def test_units_that_are_no_steps_get_the_last_width(num_steps: int) -> None:
     batch = RatioBatch(torch.tensor([[0.5]]), None)
     out = Clip(base=0.001, coef=0.1).surrogate(batch, torch.ones(1, 1), num_steps=num_steps)
     torch.testing.assert_close(out.loss, torch.tensor([[-1.1]]))
+
+
+def test_the_clip_ramp_counts_active_steps_only() -> None:
+    """Steps 1 and 2 of four are active: the noisier of them gets ``base``, the other ``coef``."""
+    active = torch.tensor([[False, True, True, False], [False, False, True, False]])
+    data = SimpleNamespace(active=active)
+    decision, i = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2])
+    rank = step_rank(data, decision, i)
+    assert rank.tolist() == [0, 1, 0]
+    ratio = RatioBatch(torch.full((3, 1), 0.05), None, step=i, rank=rank)
+    region = Clip(base=0.01, coef=0.1).surrogate(ratio, torch.ones(3, 1), num_steps=2)
+    assert region.blocked.flatten().tolist() == [True, False, True]  # |r - 1| = 0.051
