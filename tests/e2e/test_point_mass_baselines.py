@@ -82,7 +82,7 @@ def test_the_best_of_several_samples_is_no_worse_than_the_clone(cloned: ChunkPol
     algorithm = IDQL(policy, critic, value(policy), config)
     buffer, generator = ReplayBuffer(SPEC, 10_000), torch.Generator().manual_seed(1)
     rollouts = collector(Explorer(algorithm))
-    for _ in range(12):
+    for _ in range(8):
         batch = rollouts.collect(8, generator)
         buffer.add_rollout(batch)
         algorithm.update(buffer, updates=algorithm.num_updates(batch.reward.numel()), generator=generator)
