@@ -9,6 +9,8 @@ PYTHON ?= $(shell for candidate in python3.12 python3 python3.13 \
 	"$$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 12), (3, 13)))' 2>/dev/null \
 	&& { echo "$$candidate"; break; }; done)
 BIN := .venv/bin
+# Without compiled modules every process would compile torch again, and tests start many.
+unexport PYTHONDONTWRITEBYTECODE
 STAMP := .venv/.synced
 JOBS ?= 2
 
