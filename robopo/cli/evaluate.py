@@ -143,10 +143,12 @@ def film(config: EvalConfig, policy: Policy, seeds: Sequence[int], folder: Path,
 
 
 def curve(metrics: Path) -> list[CurvePoint]:
-    """Evaluations during training, from the run's log; empty where there is none."""
+    """Evaluations during training, from the run's log; empty where there is none, or the simulator knows no success."""
     if not metrics.is_file():
         return []
     rows = [row for row in read_metrics(metrics) if row.get("eval/n")]
+    if rows and all("eval/successes" not in row and "eval/return" in row for row in rows):
+        return []
     try:
         return [
             CurvePoint(int(r.get("env_steps", 0)), r.get("elapsed_s", 0.0), int(r["eval/successes"]), int(r["eval/n"]))
