@@ -32,7 +32,7 @@ class DivergenceMask:
     delta: float | None = None
     """Threshold of each value itself, instead of a share of ``delta_chain``; the paper's is 1e-5, with ``mean``."""
     direction: MaskDirection = MaskDirection.EXACT
-    """Which samples lead away: ``exact`` follows the gradient, ``paper`` is the published test."""
+    """Which samples lead away: ``exact`` follows the gradient, ``paper`` is the published test, ``either`` is both."""
     dual_clip: float | None = 3.0
     """Cap on the ratio where the advantage is negative; null: no cap (the paper)."""
 

@@ -77,6 +77,9 @@ class MaskDirection(StrEnum):
     """Those whose policy-gradient step makes the divergence grow: A (log r - KL) > 0."""
     PAPER = "paper"
     """The published test: A > 0 and r > 1, or A < 0 and r < 1. Differs where 0 < log r < KL."""
+    EITHER = "either"
+    """Those that one of the two holds back. Where 0 < log r < KL the exact test passes A > 0 at any weight r, which over
+    many epochs runs away; this one doesn't."""
 
 
 def moves_away(
@@ -88,6 +91,8 @@ def moves_away(
     Undecidable (infinite log-ratio and divergence) counts as moving away.
     """
     log_ratio, divergence = log_ratio.detach(), divergence.detach()
+    by_ratio = (adv * log_ratio.sign()) > 0
     if direction is MaskDirection.PAPER:
-        return (adv * log_ratio.sign()) > 0
-    return ~(adv * (log_ratio - divergence) <= 0)
+        return by_ratio
+    away = ~(adv * (log_ratio - divergence) <= 0)
+    return away | by_ratio if direction is MaskDirection.EITHER else away

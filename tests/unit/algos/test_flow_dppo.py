@@ -48,6 +48,17 @@ def test_truth_table(adv: float, r: float, kl: float, direction: MaskDirection) 
         assert float(log_ratio.grad) == pytest.approx(-adv * r)
 
 
+def test_where_the_directions_disagree() -> None:
+    """0 < log r < KL: exact passes A > 0 and holds A < 0 back, the paper the other way round, either holds both."""
+    ratio, adv = ratio_batch(column(0.05, 0.05), column(0.1, 0.1)), column(1.0, -1.0)
+    blocked = {
+        d: DivergenceMask(delta=0.1, direction=d).surrogate(ratio, adv, num_steps=1).blocked for d in MaskDirection
+    }
+    assert blocked[MaskDirection.EXACT].flatten().tolist() == [False, True]
+    assert blocked[MaskDirection.PAPER].flatten().tolist() == [True, False]
+    assert blocked[MaskDirection.EITHER].flatten().tolist() == [True, True]
+
+
 def test_overflowing_ratios_give_no_nan() -> None:
     """exp overflows to inf in every row; masked and capped rows have a loss and a gradient of exactly 0 or the cap."""
     log_ratio = column(1000.0, math.inf, 1000.0, 1000.0).requires_grad_()
