@@ -78,8 +78,8 @@ class MaskDirection(StrEnum):
     PAPER = "paper"
     """The published test: A > 0 and r > 1, or A < 0 and r < 1. Differs where 0 < log r < KL."""
     EITHER = "either"
-    """Those that one of the two holds back. Where 0 < log r < KL the exact test passes A > 0 at any weight r, which over
-    many epochs runs away; this one doesn't."""
+    """Those that one of the two holds back. Where 0 < log r < KL the exact test passes A > 0 at any weight r, which
+    runs away over many epochs; this one doesn't."""
 
 
 def moves_away(
