@@ -54,7 +54,7 @@ KERNELS = [
 @pytest.mark.parametrize("ft", [2, 4])
 @pytest.mark.parametrize(("kernel", "placement"), KERNELS)
 def test_replay_repeats_the_stored_likelihoods(kernel, placement, ft):
-    """T5, single precision and bit for bit; inactive steps score 0 and are marked."""
+    """Single precision and bit for bit; inactive steps score 0 and are marked."""
     policy = make_flow(kernel, placement, (0, 1), ft=ft)
     _, chain = policy.sample_chain(make_obs(), generator=rng())
     assert chain.latents.shape == (5, ft + 1, 4, 2)
@@ -72,7 +72,7 @@ def test_replay_repeats_the_stored_likelihoods(kernel, placement, ft):
 
 
 def test_replay_in_double_precision_and_other_batch_layout():
-    """T5: log r = 0 within 1e-10 however the pairs are batched."""
+    """log r = 0 within 1e-10 however the pairs are batched."""
     policy = make_flow(NOISY).double()
     obs = {key: value.double() for key, value in make_obs().items()}
     _, chain = policy.sample_chain(obs, generator=rng())
@@ -209,7 +209,7 @@ def test_folder_round_trip(tmp_path, flow):
 
 
 def test_noise_network_stays_between_its_bounds():
-    """T13."""
+    """Extreme logits reach the bounds, none passes them."""
     net = NoiseNet(3, 4, 2, low=0.05, high=0.2)
     cond, t = torch.randn(7, 3), torch.rand(7)
     torch.testing.assert_close(net(cond, t), torch.full((7, 4, 2), math.sqrt(0.05 * 0.2)))
@@ -223,7 +223,7 @@ def test_noise_network_stays_between_its_bounds():
 
 
 def test_learned_noise_likelihood_is_the_product_of_densities():
-    """T13: chain log-prob = sum of step densities; gradients reach velocity and noise networks."""
+    """chain log-prob = sum of step densities; gradients reach velocity and noise networks."""
     policy = make_flow(LearnedNoise())
     perturb(policy.noise_net)
     _, chain = policy.sample_chain(make_obs(), generator=rng())

@@ -39,7 +39,7 @@ def parts(K: int):
 @pytest.mark.parametrize("K", [1, 4, 7])
 @pytest.mark.parametrize("eta", [0.3, 0.7])
 def test_clean_and_noise_form_equals_position_and_velocity_form(K, eta):
-    """T1: mu = x (1 - g^2 h / (2 t)) - v h (1 + g^2 (1 - t) / (2 t))."""
+    """mu = x (1 - g^2 h / (2 t)) - v h (1 + g^2 (1 - t) / (2 t))."""
     process = flow(K)
     t, _, h = parts(K)
     rows = FlowSDE(eta, LastStep.NOISY).coefficients(process.grid)
@@ -55,7 +55,7 @@ def test_clean_and_noise_form_equals_position_and_velocity_form(K, eta):
 
 
 def test_noise_budgets():
-    """T1: CPS keeps c_e^2 + sd^2 = t'^2; Flow-SDE exceeds it by g^2 h^2 / t + g^4 h^2 / (4 t^2)."""
+    """CPS keeps c_e^2 + sd^2 = t'^2; Flow-SDE exceeds it by g^2 h^2 / t + g^4 h^2 / (4 t^2)."""
     t, after, h = parts(5)
     rows = CPS(0.7).coefficients(flow(5).grid)
     torch.testing.assert_close(rows[:, 1] ** 2 + rows[:, 2] ** 2, after**2, rtol=0, atol=1e-12)
@@ -81,7 +81,7 @@ def test_no_noise_is_euler(kernel):
 @pytest.mark.parametrize("K", [2, 4, 10])
 @pytest.mark.parametrize("eta", [0.3, 0.7])
 def test_boundaries_of_the_flow_sde(K, eta):
-    """T2: sd_0 = eta on any grid; the last sd is eta h / sqrt(1 - h) on a uniform one; finite everywhere."""
+    """sd_0 = eta on any grid; the last sd is eta h / sqrt(1 - h) on a uniform one; finite everywhere."""
     rows = FlowSDE(eta, LastStep.NOISY).coefficients(flow(K).grid)
     h = 1 / K
     assert rows[0, 2].item() == pytest.approx(eta, abs=1e-12)
@@ -103,7 +103,7 @@ def test_last_step_rule():
     assert last(ODE(action_noise=0.02), 4) == [1.0, 0.0, 0.02]
 
 
-TABLE = {  # spec: final std of N(.3, s0^2) with the exact velocity
+TABLE = {  # final std of N(.3, s0^2) with the exact velocity
     (0.1, 4): {"ode": 0.028, "sde.3": 0.088, "sde.7": 0.215, "sde.7ode": 0.043, "cps": (0.028, 0.028, 0.028)},
     (0.1, 10): {"ode": 0.062, "sde.3": 0.070, "sde.7": 0.092, "sde.7ode": 0.079, "cps": (0.061, 0.059, 0.057)},
     (0.5, 4): {"ode": 0.341, "sde.3": 0.372, "sde.7": 0.454, "sde.7ode": 0.456, "cps": (0.335, 0.325, 0.308)},
@@ -132,7 +132,7 @@ def final_std(kernel, s0, K):
 
 @pytest.mark.parametrize(("s0", "K"), list(TABLE))
 def test_exploration_table(s0, K):
-    """T3."""
+    """Mean and variance through affine steps, against numbers worked out elsewhere."""
     row = TABLE[s0, K]
     assert final_std(ODE(), s0, K) == pytest.approx(row["ode"], abs=5e-3)
     for eta in (0.3, 0.7):
@@ -144,7 +144,7 @@ def test_exploration_table(s0, K):
 
 @pytest.mark.parametrize("kernel", [FlowSDE(0.3, LastStep.NOISY), CPS(0.5), ODE()])
 def test_samples_have_the_propagated_std(kernel):
-    """T3, by 2e5 samples."""
+    """2e5 samples agree with the propagated variance."""
     process, s0 = flow(4), 0.1
     steps = exploration_steps(process, Exploration(kernel), 4)
     generator = torch.Generator().manual_seed(0)
@@ -158,7 +158,7 @@ def test_samples_have_the_propagated_std(kernel):
 
 
 def test_time_convention_of_other_code():
-    """T4: a network that runs tau = 1 - t with target a - e gives the same chain after v_t = -v_tau(x, 1 - tau)."""
+    """a network that runs tau = 1 - t with target a - e gives the same chain after v_t = -v_tau(x, 1 - tau)."""
     process = flow(5)
 
     def v_t(x, t):
