@@ -115,6 +115,6 @@ def test_own_folders_add_options_and_never_replace_ours(tmp_path: Path, monkeypa
 
 def test_a_setting_of_another_choice_is_answered_with_those_of_this_one() -> None:
     with pytest.raises(ConfigError, match=r"kernel\.eta': LearnedNoise has .*high, hold, low"):
-        load_config("train", ["algo=flow_dppo", "algo.exploration.kernel.eta=0.3"], TRAIN)
+        load_config("train", ["algo=flow_dppo_learned", "algo.exploration.kernel.eta=0.3"], TRAIN)
     with pytest.raises(ConfigError, match=r"did you mean 'algo\.trust_region\.delta_chain'\?"):
         load_config("train", ["algo=flow_dppo", "algo.trust_region.delta_chian=0.1"], TRAIN)

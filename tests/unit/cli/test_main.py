@@ -23,10 +23,10 @@ def test_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_help_has_three_examples_that_begin_with_the_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_examples_that_begin_with_the_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith(f"  robopo {name}") for line in lines) == 3
+    assert 3 <= sum(line.startswith(f"  robopo {name}") for line in lines) <= 5
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,8 @@ def test_progress_draws_a_bar_on_a_terminal() -> None:
 
 
 def test_second_signal_aborts() -> None:
+    # A shell's background jobs start with SIGINT ignored, and so would this test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt), StopSignal() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.received is signal.SIGINT
