@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from robopo.algos.choices import Advantages, RolloutKind
+from robopo.algos.gae_advantage import GAE
 from robopo.errors import ConfigError, ShapeError
-from robopo.losses.gae import gae
 from robopo.losses.group_relative import group_advantage
 from robopo.named_choice import named_choice
 from robopo.types import RolloutBatch
@@ -86,13 +86,5 @@ class GroupRelative:
             eps=self.eps,
         )
         use = use & out.use
-        target = gae(
-            reward=reward,
-            value=value,
-            next_value=next_value,
-            terminated=batch.terminated,
-            truncated=batch.truncated,
-            gamma=self.gamma,
-            lam=self.lam,
-        )
+        target = GAE(gamma=self.gamma, lam=self.lam)(batch, reward, value, next_value)
         return Advantages(advantage=torch.where(use, out.advantage, 0.0), returns=target.returns, use=use)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from robopo.algos.choices import Advantages, RolloutKind
+from robopo.algos.gae_advantage import GAE
 from robopo.errors import ConfigError
-from robopo.losses.gae import gae
 from robopo.losses.polychromic import polychromic_advantage
 from robopo.types import RolloutBatch
 
@@ -51,15 +51,7 @@ class Polychromic:
 
     def __call__(self, batch: RolloutBatch, reward: Tensor, value: Tensor, next_value: Tensor) -> Advantages:
         """See AdvantageEstimator."""
-        target = gae(
-            reward=reward,
-            value=value,
-            next_value=next_value,
-            terminated=batch.terminated,
-            truncated=batch.truncated,
-            gamma=self.gamma,
-            lam=self.lam,
-        )
+        target = GAE(gamma=self.gamma, lam=self.lam)(batch, reward, value, next_value)
         advantage, use = target.advantage, batch.extras.get("use")
         if "vine" in batch.extras:
             advantage = self._replace(batch, reward, advantage)

@@ -23,7 +23,7 @@ from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.policies.obs_encoding import ACTION, encode_obs
 from robopo.policies.parts import check_parts
 from robopo.policies.predictor import Predict, predictor
-from robopo.processes.base import Process
+from robopo.processes.base import Process, real_rows_mean
 from robopo.processes.chain import run_chain
 from robopo.processes.exploration import Exploration, exploration_steps, own_steps
 from robopo.processes.flow import Flow, shortcut_target
@@ -164,10 +164,7 @@ class ChunkPolicy(nn.Module):
         the policy's device; None: torch's global one.
         """
         error = self.denoising_error(obs, self.normalizer.apply(ACTION, action), generator)
-        if pad_mask is None:
-            return error.mean()
-        real = (~pad_mask).to(error.dtype)
-        return (error * real).sum() / real.sum().clamp(min=1.0)
+        return real_rows_mean(error, pad_mask)
 
     def denoising_error(self, obs: Observation, clean: Tensor, generator: torch.Generator | None) -> Tensor:
         """Squared error of ``net`` at random levels of clean [B, H, A] (normalised), averaged over A -> [B, H]."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from robopo.nn.gaussian_mlp import GaussianMLP
 from robopo.policies.obs_encoding import ACTION
 from robopo.policies.one_step import OneStepPolicy
+from robopo.processes.base import real_rows_mean
 from robopo.processes.kernels import gaussian_log_prob
 from robopo.types import DenoisingChain, Moments, Observation
 
@@ -38,10 +39,7 @@ class GaussianPolicy(OneStepPolicy[GaussianMLP]):
         target = self.normalizer.apply(ACTION, action)
         mean = self.squashed(self.net(self.encode(obs)))
         error = -gaussian_log_prob(target, mean, mean.new_tensor(self.net.config.initial_std)).mean(-1)  # [B, H]
-        if pad_mask is None:
-            return error.mean()
-        real = (~pad_mask).to(error.dtype)
-        return (error * real).sum() / real.sum().clamp(min=1.0)
+        return real_rows_mean(error, pad_mask)
 
     def draw(self, cond: Tensor, *, deterministic: bool, generator: torch.Generator | None) -> DenoisingChain:
         """One chunk per row of cond [B, C], with the moments it was drawn from."""

@@ -154,11 +154,15 @@ def denoising_loss(predicted: Tensor, target: Tensor, pad_mask: Tensor | None = 
     predicted, target: [B, H, A]. pad_mask [B, H] bool: True where a row only pads the window and must not count; a
     batch of nothing but padding gives 0.
     """
-    error = (predicted - target).square()
+    return real_rows_mean((predicted - target).square().mean(-1), pad_mask)
+
+
+def real_rows_mean(error: Tensor, pad_mask: Tensor | None = None) -> Tensor:
+    """Mean of error [B, H] over the rows that pad_mask [B, H] doesn't mark as padding -> scalar; 0 without any."""
     if pad_mask is None:
         return error.mean()
     real = (~pad_mask).to(error.dtype)  # [B, H]
-    return (error.mean(-1) * real).sum() / real.sum().clamp(min=1.0)
+    return (error * real).sum() / real.sum().clamp(min=1.0)
 
 
 def clean_coefficients(abar_t: Tensor, prediction: Prediction) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from robopo.data.replay import ReplayBuffer
 from robopo.errors import ConfigError
 from robopo.train.metrics import to_scalars
 from robopo.train.nan_guard import NanGuard, as_tree
-from robopo.train.stages import RolloutSource, Stats, learner_state, restore_learner
+from robopo.train.stages import RolloutSource, Stats, check_update, learner_state, restore_learner, rollout_metrics
 from robopo.train.tree import Tree
 from robopo.types import RolloutBatch
 
@@ -67,21 +67,8 @@ class OffPolicyStage:
         self._evidence = {}
         stats: Stats = self._collector.stats
         self._env_steps += stats.env_steps
-        finished = time.monotonic()
-        return {
-            "env_steps": float(self._env_steps),
-            "steps_per_s": stats.env_steps / max(finished - began, 1e-9),
-            "train/episodes": float(len(stats.episodes)),
-            "train/diverged": float(stats.diverged),
-            "train/success": stats.success_rate,
-            "return": stats.mean_return,
-            "train/length": stats.mean_length,
-            "time/collect_s": collected - began,
-            "time/update_s": finished - collected,
-            "buffer": float(self._buffer.size),
-            "updates": float(updates),
-            **metrics,
-        }
+        held = {"buffer": float(self._buffer.size), "updates": float(updates)}
+        return rollout_metrics(stats, self._env_steps, began, collected) | held | metrics
 
     def state(self) -> dict[str, Tree]:
         """Learner, simulator, buffer, generators and counters."""
@@ -120,9 +107,7 @@ class OffPolicyStage:
         metrics = to_scalars(
             self._algorithm.update(self._buffer, updates=updates, generator=self._generators["update"])
         )
-        guard.check("metrics", metrics)
-        for name, module in self._modules.items():
-            guard.check(name, module.state_dict())
+        check_update(guard, metrics, self._modules)
         return metrics
 
     def _learner_state(self) -> dict[str, Tree]:

@@ -14,7 +14,7 @@ from torch import nn
 from robopo.errors import ConfigError
 from robopo.train.metrics import to_scalars
 from robopo.train.nan_guard import NanGuard
-from robopo.train.stages import Stage, Stateful, learner_state, restore_learner
+from robopo.train.stages import Stage, Stateful, check_update, learner_state, restore_learner
 from robopo.train.tree import Tree
 
 
@@ -49,9 +49,7 @@ class OfflineStage:
         began = time.monotonic()
         self._evidence = {"learner": copy.deepcopy(self.state())}
         metrics = to_scalars(self._algorithm.pretrain(updates=self._updates, generator=self._generators["update"]))
-        guard.check("metrics", metrics)
-        for name, module in self._modules.items():
-            guard.check(name, module.state_dict())
+        check_update(guard, metrics, self._modules)
         self._evidence = {}
         return {"updates_per_s": self._updates / max(time.monotonic() - began, 1e-9), **metrics}
 

@@ -180,19 +180,7 @@ class OnPolicyStage:
                 "algo.exploration.kernel), or use sim.dense_reward=true",
                 len(stats.episodes),
             )
-        finished = time.monotonic()
-        return {
-            "env_steps": float(self._env_steps),
-            "steps_per_s": stats.env_steps / max(finished - began, 1e-9),
-            "train/episodes": float(len(stats.episodes)),
-            "train/diverged": float(stats.diverged),
-            "train/success": stats.success_rate,
-            "return": stats.mean_return,
-            "train/length": stats.mean_length,
-            "time/collect_s": collected - began,
-            "time/update_s": finished - collected,
-            **metrics,
-        }
+        return rollout_metrics(stats, self._env_steps, began, collected) | metrics
 
     def state(self) -> dict[str, Tree]:
         """Learner, simulator, generators, counters and observation statistics."""
@@ -271,9 +259,7 @@ class CloningStage:
             # Sums stay on the device: one synchronisation per iteration, not per gradient step.
             total = {name: total.get(name, 0.0) + value for name, value in metrics.items()}
         means = {name: value / self._updates for name, value in to_scalars(total).items()}
-        guard.check("metrics", means)
-        for name, module in self._modules.items():
-            guard.check(name, module.state_dict())
+        check_update(guard, means, self._modules)
         self._evidence = {}
         return {"updates_per_s": self._updates / max(time.monotonic() - began, 1e-9), **means}
 
@@ -335,3 +321,26 @@ def restore_learner(
     algorithm.load_state_dict(state["algorithm"])
     for name, generator in generators.items():
         generator.set_state(state["generators"][name])
+
+
+def rollout_metrics(stats: Stats, env_steps: int, began: float, collected: float) -> dict[str, float]:
+    """What an iteration with a rollout logs of it: ``env_steps`` so far, times of ``began``, ``collected`` and now."""
+    finished = time.monotonic()
+    return {
+        "env_steps": float(env_steps),
+        "steps_per_s": stats.env_steps / max(finished - began, 1e-9),
+        "train/episodes": float(len(stats.episodes)),
+        "train/diverged": float(stats.diverged),
+        "train/success": stats.success_rate,
+        "return": stats.mean_return,
+        "train/length": stats.mean_length,
+        "time/collect_s": collected - began,
+        "time/update_s": finished - collected,
+    }
+
+
+def check_update(guard: NanGuard, metrics: Mapping[str, float], modules: Mapping[str, nn.Module]) -> None:
+    """Raise NonFiniteError where an update left a NaN or infinity in its metrics or its networks."""
+    guard.check("metrics", metrics)
+    for name, module in modules.items():
+        guard.check(name, module.state_dict())
