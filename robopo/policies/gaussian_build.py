@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from enum import Enum
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from robopo.errors import CheckpointError
-from robopo.nn.activation import Activation
 from robopo.nn.gaussian_mlp import GaussianMLP, GaussianMLPConfig, MixtureMLP
 from robopo.policies.base import PolicySpec
-from robopo.policies.config import Reduce
+from robopo.policies.config_json import plain, restore
 from robopo.policies.gaussian import GaussianPolicy
 from robopo.policies.gmm import GMMPolicy
 from robopo.policies.normalizer import MinMaxNormalizer
@@ -44,12 +41,12 @@ def build_gmm(
 
 def describe(policy: DirectPolicy) -> dict[str, Any]:
     """JSON values that ``rebuild`` understands: kind, spec, net and policy."""
-    common: dict[str, Any] = {"spec": _plain(policy.spec), "net": _plain(policy.net.config)}
+    common: dict[str, Any] = {"spec": plain(policy.spec), "net": plain(policy.net.config)}
     match policy:
         case GaussianPolicy():
-            return {"kind": "gaussian", "policy": _plain(policy.config), **common}
+            return {"kind": "gaussian", "policy": plain(policy.config), **common}
         case GMMPolicy():
-            return {"kind": "gmm", "policy": _plain(policy.config), **common}
+            return {"kind": "gmm", "policy": plain(policy.config), **common}
         case TanhGaussianPolicy():
             return {"kind": "tanh_gaussian", **common}
 
@@ -66,38 +63,16 @@ def rebuild(config: Mapping[str, Any]) -> DirectPolicy:
     match config["kind"]:
         case "gaussian":
             return build_gaussian(
-                spec, _restore(GaussianMLPConfig, config["net"]), _restore(OneStepConfig, config["policy"]), normalizer
+                spec, restore(GaussianMLPConfig, config["net"]), restore(OneStepConfig, config["policy"]), normalizer
             )
         case "gmm":
             return build_gmm(
-                spec, _restore(GaussianMLPConfig, config["net"]), _restore(OneStepConfig, config["policy"]), normalizer
+                spec, restore(GaussianMLPConfig, config["net"]), restore(OneStepConfig, config["policy"]), normalizer
             )
         case "tanh_gaussian":
-            return TanhGaussianPolicy(spec, normalizer, _restore(TanhGaussianConfig, config["net"]))
+            return TanhGaussianPolicy(spec, normalizer, restore(TanhGaussianConfig, config["net"]))
         case unknown:
             raise CheckpointError(f"a policy of kind {unknown!r} is unknown; expected one of {', '.join(KINDS)}")
-
-
-def _restore[C](cls: type[C], values: Mapping[str, Any]) -> C:
-    """Inverse of ``_plain``. Raises TypeError for a field that is missing or unknown: a default would hide it."""
-    names = {field.name for field in dataclasses.fields(cast("Any", cls))}
-    if names != set(values):
-        raise TypeError(f"{cls.__name__}: fields {sorted(names ^ set(values))} are missing or unknown")
-    converted: dict[str, Any] = {name: _CONVERT.get(name, _same)(value) for name, value in values.items()}
-    return cls(**converted)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-_CONVERT: dict[str, Callable[[Any], Any]] = {"hidden": tuple, "activation": Activation, "reduce": Reduce}
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    """Dataclass -> JSON values."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
 
 
 def _sizes(spec: PolicySpec) -> dict[str, int]:

@@ -7,14 +7,12 @@ the weights.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,18 +22,18 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from robopo.errors import CheckpointError, RobopoError
-from robopo.nn.activation import Activation
 from robopo.nn.dit import DiTConfig
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.nn.unet1d import UNet1DConfig
 from robopo.policies.base import PolicySpec
 from robopo.policies.build import NetConfig, build_chunk_policy
 from robopo.policies.chunk_policy import ChunkPolicy
-from robopo.policies.config import ChunkPolicyConfig, Reduce
+from robopo.policies.config import ChunkPolicyConfig
+from robopo.policies.config_json import plain, restore
 from robopo.policies.gaussian_build import DirectPolicy, describe, rebuild
 from robopo.policies.normalizer import MinMaxNormalizer
-from robopo.processes.base import DiffusionConfig, Prediction, ProcessKind
-from robopo.processes.flow import FlowConfig, TimeSampling
+from robopo.processes.base import DiffusionConfig, ProcessKind
+from robopo.processes.flow import FlowConfig
 
 SCHEMA = "robopo.policy/1"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -46,13 +44,6 @@ type SavedPolicy = ChunkPolicy | DirectPolicy
 """What a folder may hold: a policy with a denoising chain, or one that draws its chunk at once."""
 
 _NETS: dict[str, type[NetConfig]] = {"diffusion_mlp": DiffusionMLPConfig, "unet1d": UNet1DConfig, "dit": DiTConfig}
-_ENUMS: dict[str, type[Enum]] = {
-    "activation": Activation,
-    "kind": ProcessKind,
-    "prediction": Prediction,
-    "reduce": Reduce,
-    "time_sampling": TimeSampling,
-}
 
 
 def save_policy(folder: Path, policy: SavedPolicy, provenance: Mapping[str, Any]) -> None:
@@ -134,10 +125,10 @@ def _describe(policy: SavedPolicy, weights: bytes, provenance: Mapping[str, Any]
         )
     return {
         "kind": CHUNK,
-        "spec": _plain(policy.spec),
-        "net": {"kind": kind, **_plain(net_config)},
-        "process": _plain(policy.process.config),
-        "policy": _plain(policy.config),
+        "spec": plain(policy.spec),
+        "net": {"kind": kind, **plain(net_config)},
+        "process": plain(policy.process.config),
+        "policy": plain(policy.config),
         **common,
     }
 
@@ -147,15 +138,15 @@ def _build(config: Mapping[str, Any]) -> SavedPolicy:
         return rebuild(config)
     spec = PolicySpec(**config["spec"])
     net = dict(config["net"])
-    net_config = _restore(_NETS[net.pop("kind")], net)
+    net_config = restore(_NETS[net.pop("kind")], net)
     # The statistics' shapes are the spec's; their values come with the weights.
     sizes = {**spec.obs, "action": spec.action_dim}
     normalizer = MinMaxNormalizer({key: (torch.zeros(n), torch.ones(n)) for key, n in sizes.items()})
     return build_chunk_policy(
         spec,
         net_config,
-        _restore(FlowConfig if config["process"]["kind"] == ProcessKind.FLOW else DiffusionConfig, config["process"]),
-        _restore(ChunkPolicyConfig, config["policy"]),
+        restore(FlowConfig if config["process"]["kind"] == ProcessKind.FLOW else DiffusionConfig, config["process"]),
+        restore(ChunkPolicyConfig, config["policy"]),
         normalizer,
     )
 
@@ -172,30 +163,6 @@ def _check_state(folder: Path, policy: SavedPolicy, state: Mapping[str, Tensor])
     for name, shape in expected.items():
         if found[name] != shape:
             raise CheckpointError(f"{folder / WEIGHTS}: {name!r} is {found[name]}, {CONFIG} says {shape}")
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    """Dataclass -> JSON values."""
-    return {
-        name: value.value if isinstance(value, Enum) else value
-        for name, value in ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))
-    }
-
-
-def _restore[C](cls: type[C], values: Mapping[str, Any]) -> C:
-    """Inverse of ``_plain``. Raises TypeError for a field that is missing or unknown."""
-    names = {f.name for f in dataclasses.fields(cast("Any", cls))}
-    if names != set(values):
-        raise TypeError(f"{cls.__name__}: fields {sorted(names ^ set(values))} are missing or unknown")
-    restored = {
-        name: _ENUMS[name](value)
-        if name in _ENUMS
-        else tuple(cast("list[Any]", value))
-        if isinstance(value, list)
-        else value
-        for name, value in values.items()
-    }
-    return cls(**restored)
 
 
 def _read(path: Path) -> bytes:
