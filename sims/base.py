@@ -21,7 +21,10 @@ Seed = int | NDArray[np.integer[Any]] | None
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One named array: its elements' names, SI units and bounds (all of the feature's length)."""
+    """One named array: its elements' names, SI units and bounds (all of the feature's length).
+
+    A picture is uint8 [height, width, 3] and has one name, unit and bound per axis: see ``image_feature``.
+    """
 
     shape: tuple[int, ...]
     names: tuple[str, ...]
@@ -29,6 +32,17 @@ class Feature:
     low: tuple[float, ...]
     high: tuple[float, ...]
     dtype: str = "float32"
+
+    @property
+    def is_image(self) -> bool:
+        """Whether this is a picture [height, width, 3]."""
+        return len(self.shape) == 3
+
+
+def image_feature(height: int, width: int) -> Feature:
+    """Describes one camera's entry, ``image_<camera>``: RGB, uint8."""
+    names, units = ("height", "width", "channel"), ("px", "px", "")
+    return Feature((height, width, 3), names, units, (0.0,) * 3, (255.0,) * 3, "uint8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +64,11 @@ class SimSpec:
     restorable: bool
     """``state()``/``restore()`` give back the exact future."""
     maskable: bool = True
-    """``step(mask=...)`` can leave environments untouched."""
+    """``step(mask=...)`` leaves environments untouched. Where False, those outside the mask idle: they hold their pose
+    (time passes for them), their reward is 0 and their flags are False; ``observe()`` tells where they are.
+    """
+    independent: bool = True
+    """An environment's future depends on its own seed alone, never on E or on its neighbours."""
     instruction: str = ""
     """The task in one sentence, as a language-conditioned policy would be told it."""
     cameras: tuple[str, ...] = field(default_factory=tuple)
@@ -61,9 +79,11 @@ class SimSpec:
 class Step(NamedTuple):
     """Result of one control step over E environments.
 
-    obs: entries [E, D], after autoreset where an episode ended. final_obs: entries [E, D], the observation before any
-    autoreset, valid in every row. reward [E] float32; terminated, truncated [E] bool. info: ``success`` [E] bool (of
-    the step, before autoreset), ``episode_return`` [E], ``episode_length`` [E], ``diverged`` [E] bool.
+    obs: entries [E, D] (pictures [E, height, width, 3] uint8), after autoreset where an episode ended. final_obs: the
+    same entries before any autoreset, valid in every row. reward [E] float32; terminated, truncated [E] bool. info:
+    ``success`` [E] bool (of the step, before autoreset), ``episode_return`` [E], ``episode_length`` [E], ``diverged``
+    [E] bool (the engine gave up: physics exploded, a worker died or hung; the episode ended as terminated with
+    reward 0). Where the simulator is randomised, ``parameters``: name -> [E] values of the episode that was stepped.
     """
 
     obs: dict[str, FloatArray]
@@ -95,6 +115,12 @@ class VecSim(Protocol):
         """Advance by one control step. action [E, A] in the units of ``spec.action``, clipped to its bounds.
 
         mask [E]: environments outside it keep their state; their reward is 0 and their flags are False.
+        """
+        ...
+
+    def observe(self) -> dict[str, FloatArray]:
+        """The current observations, entries [E, D]: what the last ``reset`` or ``step`` returned as ``obs``, unless
+        environments idled since (``spec.maskable``).
         """
         ...
 

@@ -115,7 +115,7 @@ class GymnasiumVec:
             self._keys[rows] = environment_keys(seed, self.num_envs)[rows]
             self._episode[rows] = 0
         self._begin(rows)
-        return self._observation()
+        return self.observe()
 
     def _begin(self, rows: NDArray[np.int64]) -> None:
         """Start the next episode of each environment in ``rows``."""
@@ -127,7 +127,8 @@ class GymnasiumVec:
         self._episode[rows] += 1
         self._steps[rows], self._return[rows], self._success[rows] = 0, 0.0, False
 
-    def _observation(self) -> dict[str, FloatArray]:
+    def observe(self) -> dict[str, FloatArray]:
+        """See ``VecSim.observe``."""
         return {name: array.copy() for name, array in self._obs.items()}
 
     def step(self, action: FloatArray, mask: BoolArray | None = None) -> Step:
@@ -161,11 +162,11 @@ class GymnasiumVec:
             "episode_return": self._return.copy(),
             "episode_length": self._steps.copy(),
         }
-        final_obs = obs = self._observation()
+        final_obs = obs = self.observe()
         done = terminated | truncated
         if done.any():
             self._begin(np.flatnonzero(done))
-            obs = self._observation()
+            obs = self.observe()
         return Step(obs, reward.astype(np.float32), terminated, truncated, final_obs, info)
 
     def _report(self, rows: NDArray[np.int64]) -> None:

@@ -172,6 +172,10 @@ class MujocoVec:
             "state": state_observation(view).astype(np.float32),
         }
 
+    def observe(self) -> dict[str, FloatArray]:
+        """See ``VecSim.observe``."""
+        return self._observe(self.view())
+
     @property
     def success(self) -> BoolArray:
         """[E] whether the current state fulfils the task."""
