@@ -1,44 +1,96 @@
-"""What the native tasks know about the arm inside a compiled MuJoCo model."""
+"""The arms of the native tasks: what their MJCF doesn't say, and how to read the rest out of a compiled model."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import mujoco
 import numpy as np
 
-from hardware.kinematics import SerialChain, rotation_from_quaternion
-
-FRANKA_VELOCITY_RAD_S = (2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61)
-"""Franka Emika Panda's joint speed limits (manufacturer's interface specification)."""
-FRANKA_ACCELERATION_RAD_S2 = (15.0, 7.5, 10.0, 12.5, 15.0, 20.0, 20.0)
-FRANKA_HOME_RAD = (0.0, 0.22, 0.0, -2.2, 0.0, 2.42, 0.785398163397)
-"""Tool pointing down above the middle of the workspace, away from limits and singularities."""
-GRIPPER_MAX_M = 0.08
-"""Full opening of the parallel gripper."""
-NUM_JOINTS = 7
+from hardware.kinematics import Array, SerialChain, rotation_from_quaternion
 
 
-def chain_from_model(model: mujoco.MjModel) -> SerialChain:
+@dataclass(frozen=True, slots=True)
+class ArmKind:
+    """One kind of arm, ``sims/assets/<name>.xml``.
+
+    Its joints are ``joint1`` …, its fingers ``finger_joint1`` …, its actuators ``actuator1`` … and ``gripper``, its
+    tool site ``tcp`` (z axis along the approach). Arrays have one number per arm joint.
+    """
+
+    name: str
+    home_rad: tuple[float, ...]
+    """Tool pointing down above the middle of the workspace, away from limits and singularities."""
+    velocity_rad_s: tuple[float, ...]
+    acceleration_rad_s2: tuple[float, ...]
+    jerk_rad_s3: tuple[float, ...]
+    gripper_max_m: float
+    """Full opening of the gripper."""
+    num_fingers: int = 2
+    gripper_scale: float = 1.0
+    """Opening in metres per unit of the fingers' summed positions (and of the gripper actuator's command)."""
+    mount_x_m: float = 0.0
+    """Where on the table the base stands, so that the workspace lies where the tasks are."""
+    workspace_scale: float = 1.0
+    workspace_shift_m: float = 0.0
+    """Tasks' positions (written for a Panda at the origin) are scaled, then shifted along x."""
+
+    @property
+    def num_joints(self) -> int:
+        """N, without the gripper."""
+        return len(self.home_rad)
+
+
+FRANKA = ArmKind(
+    name="franka",
+    home_rad=(0.0, 0.22, 0.0, -2.2, 0.0, 2.42, 0.785398163397),
+    # Franka Emika Panda's limits (manufacturer's interface specification).
+    velocity_rad_s=(2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61),
+    acceleration_rad_s2=(15.0, 7.5, 10.0, 12.5, 15.0, 20.0, 20.0),
+    jerk_rad_s3=(7500.0, 3750.0, 5000.0, 6250.0, 7500.0, 10000.0, 10000.0),
+    gripper_max_m=0.08,
+)
+ARMS: tuple[ArmKind, ...] = (FRANKA,)
+
+
+def make_arm(name: str) -> ArmKind:
+    """The arm called ``name``; ValueError lists the known ones."""
+    for kind in ARMS:
+        if kind.name == name:
+            return kind
+    raise ValueError(f"unknown arm {name!r}: known are {', '.join(kind.name for kind in ARMS)}")
+
+
+def chain_from_model(model: mujoco.MjModel, kind: ArmKind = FRANKA, prefix: str = "") -> SerialChain:
     """Read the arm's joint frames, tool site and limits out of the model, so the two can't disagree.
 
-    Relies on the assets' convention: joints ``joint1``…, each hinge about its body's z axis at the body origin, and a
-    site ``tcp`` on a body welded to the last link.
+    Poses are in the world's frame, wherever the arm is mounted. Relies on the assets' convention: joints ``joint1``…,
+    each a hinge about its body's z axis at the body origin, and a site ``tcp`` on a body welded to the last link.
     """
-    joints = [model.joint(f"joint{i + 1}") for i in range(NUM_JOINTS)]
+    joints = [model.joint(f"{prefix}joint{i + 1}") for i in range(kind.num_joints)]
     bodies = [int(joint.bodyid[0]) for joint in joints]
-    site = model.site("tcp")
-    tool_offset, tool_rotation = np.array(site.pos), rotation_from_quaternion(np.array(site.quat))
-    body = int(site.bodyid[0])
-    while body != bodies[-1]:
-        rotation = rotation_from_quaternion(model.body_quat[body])
-        tool_offset, tool_rotation = rotation @ tool_offset + model.body_pos[body], rotation @ tool_rotation
-        body = int(model.body_parentid[body])
+    offset, rotation = model.body_pos[bodies].copy(), rotation_from_quaternion(model.body_quat[bodies])
+    offset[0], rotation[0] = _in_body(model, int(model.body_parentid[bodies[0]]), 0, offset[0], rotation[0])
+    site = model.site(f"{prefix}tcp")
+    tool_offset, tool_rotation = _in_body(
+        model, int(site.bodyid[0]), bodies[-1], np.array(site.pos), rotation_from_quaternion(np.array(site.quat))
+    )
     limits = np.array([joint.range for joint in joints])
     return SerialChain(
-        offset=model.body_pos[bodies].copy(),
-        rotation=rotation_from_quaternion(model.body_quat[bodies]),
+        offset=offset,
+        rotation=rotation,
         tool_offset=tool_offset,
         tool_rotation=tool_rotation,
         low_rad=limits[:, 0].copy(),
         high_rad=limits[:, 1].copy(),
-        velocity_rad_s=np.array(FRANKA_VELOCITY_RAD_S),
+        velocity_rad_s=np.array(kind.velocity_rad_s),
     )
+
+
+def _in_body(model: mujoco.MjModel, body: int, ancestor: int, position: Array, rotation: Array) -> tuple[Array, Array]:
+    """A pose given in ``body`` as seen from ``ancestor``, through welded bodies."""
+    while body != ancestor:
+        turn = rotation_from_quaternion(model.body_quat[body])
+        position, rotation = turn @ position + model.body_pos[body], turn @ rotation
+        body = int(model.body_parentid[body])
+    return position, rotation

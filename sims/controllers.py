@@ -11,7 +11,6 @@ from enum import StrEnum
 import numpy as np
 
 from hardware.kinematics import Array, SerialChain, track_delta
-from sims.arm_model import GRIPPER_MAX_M
 from sims.base import Feature
 
 MAX_STEP_M = 0.04
@@ -40,6 +39,10 @@ class JointTargetController:
     chain: SerialChain
     mode: ActionMode
     control_hz: float
+    gripper_max_m: float = 0.08
+    """Full opening."""
+    prefix: str = ""
+    """Of the action's names, where there are several arms."""
 
     @property
     def feature(self) -> Feature:
@@ -59,10 +62,10 @@ class JointTargetController:
                 low = -high
         return Feature(
             shape=(len(names) + 1,),
-            names=(*names, "gripper_opening"),
+            names=tuple(self.prefix + name for name in (*names, "gripper_opening")),
             units=(*units, "m"),
             low=(*(float(v) for v in low), 0.0),
-            high=(*(float(v) for v in high), GRIPPER_MAX_M),
+            high=(*(float(v) for v in high), self.gripper_max_m),
         )
 
     def resolve(self, reference: Array, action: Array) -> tuple[Array, Array]:

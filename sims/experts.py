@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sims.arm_model import GRIPPER_MAX_M
+from sims.arm_model import FRANKA
 from sims.base import BoolArray, FloatArray
 
 Array = NDArray[np.float64]
@@ -156,7 +156,7 @@ class ReachExpert(ToolExpert):
         self._enter(1, (self._phase == 0) & (arrived | (self._clock > 25) | (self._detour == 0)))
         target = np.where((self._phase == 0)[:, None], via, goal)
         zero = np.zeros(len(tcp))
-        return self._toward(obs, target, zero, zero + GRIPPER_MAX_M)
+        return self._toward(obs, target, zero, zero + FRANKA.gripper_max_m)
 
 
 class LiftExpert(ToolExpert):
@@ -188,7 +188,7 @@ class LiftExpert(ToolExpert):
         phase = self._phase[:, None]
         target = np.select([phase == self.HOVER, phase == self.RAISE], [hover, raised], default=grasp)
         closing = self._phase >= self.CLOSE
-        return self._toward(obs, target, yaw, np.where(closing, CLOSED_M, GRIPPER_MAX_M))
+        return self._toward(obs, target, yaw, np.where(closing, CLOSED_M, FRANKA.gripper_max_m))
 
 
 class PushExpert(ToolExpert):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from importlib.resources import as_file, files
 from typing import Any
 
 import mujoco
@@ -17,27 +16,26 @@ import numpy as np
 from mujoco.rollout import Rollout
 from numpy.typing import NDArray
 
-from sims.arm_model import FRANKA_HOME_RAD, GRIPPER_MAX_M, NUM_JOINTS, chain_from_model
+from sims.arm_model import make_arm
 from sims.base import BoolArray, FloatArray, Seed, SimSpec, Step
 from sims.checks import check_state, checked_action, checked_mask
-from sims.controllers import MAX_REFERENCE_ERROR_RAD, ActionMode, JointTargetController
+from sims.controllers import MAX_REFERENCE_ERROR_RAD
+from sims.episode_book import EpisodeBook
 from sims.render import Renderer
-from sims.seeding import environment_keys, episode_generator
+from sims.scene import SceneLayout
+from sims.scene import load_model as load_model  # noqa: PLC0414  the engine's scenes, for those who look here
 from sims.tasks import make_task
-from sims.tasks.base import SceneView, state_feature, state_observation
+from sims.tasks.base import SceneView, state_observation
 
 log = logging.getLogger(__name__)
 
 CONTROL_HZ = 20.0
-HOME_NOISE_RAD = 0.03
 MAX_SPEED = 100.0
 """Joint or object speed (rad/s, m/s) beyond which a state counts as diverged; nothing here moves at a tenth of it."""
-
-
-def load_model(task: str) -> mujoco.MjModel:
-    """Compile the scene of ``task`` from the assets that ship with the package."""
-    with as_file(files("sims") / "assets") as folder:
-        return mujoco.MjModel.from_xml_path(str(folder / f"{task}.xml"))
+PHYSICS = mujoco.mjtState.mjSTATE_FULLPHYSICS
+CONTROL_AND_FIXTURES = int(
+    mujoco.mjtState.mjSTATE_CTRL | mujoco.mjtState.mjSTATE_MOCAP_POS | mujoco.mjtState.mjSTATE_MOCAP_QUAT
+)
 
 
 class MujocoVec:
@@ -48,6 +46,7 @@ class MujocoVec:
         task: str = "lift",
         num_envs: int = 64,
         *,
+        arm: str = "franka",
         action_mode: str = "ee_delta",
         num_threads: int | None = None,
         max_episode_steps: int | None = None,
@@ -55,27 +54,28 @@ class MujocoVec:
         terminate_on_success: bool = True,
         seed: int = 0,
     ) -> None:
-        """num_threads: default one per usable core. max_episode_steps: default the task's own limit."""
+        """arm: ``franka``, … (sims/arm_model.py). num_threads: default one per usable core. max_episode_steps: default
+        the task's own limit.
+        """
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs}: at least one environment is needed")
         self.task = make_task(task)
-        self.model = load_model(task)
+        self.layout = SceneLayout(self.task, make_arm(arm), action_mode=action_mode, control_hz=CONTROL_HZ)
+        self.model = self.layout.model
         self.dense_reward, self.terminate_on_success = dense_reward, terminate_on_success
-        if action_mode not in tuple(ActionMode):
-            raise ValueError(f"unknown action_mode {action_mode!r}: known are {', '.join(ActionMode)}")
-        self.controller = JointTargetController(chain_from_model(self.model), ActionMode(action_mode), CONTROL_HZ)
         self._substeps = round(1.0 / (CONTROL_HZ * self.model.opt.timestep))
         threads = num_threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_threads or 1
         self._pool = Rollout(nthread=threads)
         self._workers = [mujoco.MjData(self.model) for _ in range(threads)]
         self._scratch = mujoco.MjData(self.model)
         self._renderers: dict[tuple[int, int], Renderer] = {}
-        self._layout()
+        self._qpos = slice(1, 1 + self.model.nq)  # FULLPHYSICS is (time, qpos, qvel, act)
+        self._qvel = slice(1 + self.model.nq, 1 + self.model.nq + self.model.nv)
         self._spec = SimSpec(
             name=self.task.name,
             engine="mujoco",
-            observation={"environment_state": self.task.features(), "state": state_feature()},
-            action=self.controller.feature,
+            observation={"environment_state": self.task.features(), "state": self.layout.state_feature},
+            action=self.layout.action_feature,
             action_mode=action_mode,
             control_hz=CONTROL_HZ,
             max_episode_steps=max_episode_steps or self.task.max_episode_steps,
@@ -83,30 +83,11 @@ class MujocoVec:
             instruction=self.task.instruction,
             cameras=tuple(self.model.camera(i).name for i in range(self.model.ncam)),
         )
-        self._allocate(num_envs)
+        self._book = EpisodeBook(num_envs)
+        self._physics = np.zeros((num_envs, mujoco.mj_stateSize(self.model, PHYSICS)))
+        self._reference = np.zeros((num_envs, self.model.nu))
+        self._fixtures = np.zeros((num_envs, self.model.nmocap, 7))
         self.reset(seed)
-
-    # ------------------------------------------------------------------ layout
-
-    def _layout(self) -> None:
-        model = self.model
-        self._joint = np.array([model.joint(f"joint{i + 1}").qposadr[0] for i in range(NUM_JOINTS)])
-        self._finger = np.array([model.joint(f"finger_joint{i + 1}").qposadr[0] for i in range(2)])
-        self._object = int(model.joint("cube").qposadr[0]) if self.task.has_object else -1
-        self._qpos = slice(1, 1 + model.nq)  # FULLPHYSICS is (time, qpos, qvel, act)
-        self._qvel = slice(1 + model.nq, 1 + model.nq + model.nv)
-
-    def _allocate(self, num_envs: int) -> None:
-        count = mujoco.mj_stateSize(self.model, mujoco.mjtState.mjSTATE_FULLPHYSICS)
-        self._physics = np.zeros((num_envs, count))
-        self._reference = np.zeros((num_envs, self.model.nu))  # last joint targets and gripper opening
-        self._goal = np.zeros((num_envs, self.task.goal_dim))
-        self._keys = np.zeros(num_envs, dtype=np.uint64)
-        self._episode = np.zeros(num_envs, dtype=np.int64)
-        self._steps = np.zeros(num_envs, dtype=np.int64)
-        self._return = np.zeros(num_envs)
-        self.diverged_count = 0
-        """Episodes ended by a non-finite or exploding state since construction."""
 
     @property
     def num_envs(self) -> int:
@@ -117,6 +98,11 @@ class MujocoVec:
     def spec(self) -> SimSpec:
         """Names, units, bounds, rates."""
         return self._spec
+
+    @property
+    def diverged_count(self) -> int:
+        """Episodes ended by a non-finite or exploding state since construction."""
+        return self._book.diverged_count
 
     @property
     def qpos(self) -> NDArray[np.float64]:
@@ -130,41 +116,38 @@ class MujocoVec:
 
     @property
     def reference(self) -> NDArray[np.float64]:
-        """[E, n+1] last commanded joint targets (rad) and gripper opening (m) (a view: don't write)."""
+        """[E, nu] last commanded joint targets (rad) and gripper openings (m), as actuators are ordered (don't
+        write).
+        """
         return self._reference
+
+    @property
+    def fixtures(self) -> NDArray[np.float64]:
+        """[E, nmocap, 7] where the episode put furniture and marks (don't write)."""
+        return self._fixtures
 
     # ------------------------------------------------------------------ episodes
 
     def reset(self, seed: Seed = None, mask: BoolArray | None = None) -> dict[str, FloatArray]:
         """See ``VecSim.reset``."""
         rows = np.flatnonzero(checked_mask(mask, self.num_envs))
-        if seed is not None:
-            self._keys[rows] = environment_keys(seed, self.num_envs)[rows]
-            self._episode[rows] = 0
+        self._book.reseed(seed, rows)
         self._begin(rows)
-        return self._observe(self.view())
+        return self.observe()
 
     def _begin(self, rows: NDArray[np.int64]) -> None:
         """Start the next episode of each environment in ``rows``; draws only from that environment's generator."""
         for row in rows:
-            rng = episode_generator(int(self._keys[row]), int(self._episode[row]))
-            start = self.task.sample(rng)
-            joints = np.array(FRANKA_HOME_RAD) + rng.uniform(-HOME_NOISE_RAD, HOME_NOISE_RAD, NUM_JOINTS)
-            qpos = self.model.qpos0.copy()
-            qpos[self._joint], qpos[self._finger] = joints, 0.5 * GRIPPER_MAX_M
-            if start.object_pose is not None:
-                qpos[self._object : self._object + 7] = start.object_pose
+            rng = self._book.generator(int(row))
+            start = self.task.sample(rng, self.layout.workspace)
+            qpos, self._fixtures[row], self._reference[row] = self.layout.place(start, rng)
             self._physics[row] = 0.0
             self._physics[row, self._qpos] = qpos
-            self._reference[row] = (*joints, GRIPPER_MAX_M)
-            self._goal[row] = start.goal
-        self._episode[rows] += 1
-        self._steps[rows] = 0
-        self._return[rows] = 0.0
+        self._book.begin(rows)
 
     def view(self) -> SceneView:
         """The current state as tasks see it, [E, …] each."""
-        return scene_view(self.controller.chain, self.qpos, self._goal, self._joint, self._finger, self._object)
+        return self.layout.view(self.qpos, self._fixtures)
 
     def _observe(self, view: SceneView) -> dict[str, FloatArray]:
         return {
@@ -196,46 +179,62 @@ class MujocoVec:
         final_obs, success = self._observe(view), self.task.success(view) & ~diverged
         reward = self.task.reward(view) if self.dense_reward else success.astype(np.float64)
         reward = np.where(active & ~diverged, reward, 0.0)
-        self._steps += active
-        self._return += reward
+        self._book.count(reward, active, diverged)
         terminated = active & (diverged | (success if self.terminate_on_success else False))
-        truncated = active & ~terminated & (self._steps >= self._spec.max_episode_steps)
-        info = {
-            "success": success & active,
-            "diverged": diverged,
-            "episode_return": self._return.copy(),
-            "episode_length": self._steps.copy(),
-        }
+        truncated = active & ~terminated & (self._book.steps >= self._spec.max_episode_steps)
+        info = self._book.info(success & active, diverged)
         done = terminated | truncated
         obs = final_obs
         if done.any():
             self._begin(np.flatnonzero(done))
-            obs = self._observe(self.view())
+            obs = self.observe()
         return Step(obs, reward.astype(np.float32), terminated, truncated, final_obs, info)
 
     def _advance(self, rows: NDArray[np.int64], action: NDArray[np.float64]) -> BoolArray:
         """Run one control step of ``rows``; returns which of them diverged (those keep their old state)."""
         if len(rows) == 0:
             return np.zeros(0, dtype=bool)
-        before = self._physics[rows]
-        joints = before[:, self._qpos][:, self._joint]
-        reference = self._reference[rows]
-        target, opening = self.controller.resolve(reference[:, :NUM_JOINTS], action)
-        target = np.clip(target, joints - MAX_REFERENCE_ERROR_RAD, joints + MAX_REFERENCE_ERROR_RAD)
-        command = np.concatenate([target, opening[:, None]], axis=1)
+        before, reference = self._physics[rows], self._reference[rows]
+        command = self._command(before[:, self._qpos], reference, action)
         # Targets travel linearly within the control step, as an arm's own interpolator moves them.
         ramp = (np.arange(1, self._substeps + 1) / self._substeps)[None, :, None]
-        control = reference[:, None] + ramp * (command - reference)[:, None]
-        states, _ = self._pool.rollout(self.model, self._workers, before, control)
-        after = np.asarray(states)[:, -1]
+        control = (reference[:, None] + ramp * (command - reference)[:, None]) * self.layout.ctrl_scale
+        after = self._simulate(rows, before, control)
         with np.errstate(invalid="ignore"):
             bad = ~np.isfinite(after).all(axis=1) | (np.abs(after[:, self._qvel]).max(axis=1) > MAX_SPEED)
         self._physics[rows] = np.where(bad[:, None], before, after)
         self._reference[rows] = command
         if bad.any():
-            self.diverged_count += int(bad.sum())
             log.warning("physics diverged in environments %s; their episodes end here", rows[bad].tolist())
         return bad
+
+    def _command(
+        self, qpos: NDArray[np.float64], reference: NDArray[np.float64], action: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Actions [n, A] of all arms -> the actuators' targets [n, nu]."""
+        command, start = reference.copy(), 0
+        for arm in self.layout.arms:
+            size = arm.controller.feature.shape[0]
+            targets = arm.actuator[:-1]
+            joints = qpos[:, arm.joint]
+            target, opening = arm.controller.resolve(reference[:, targets], action[:, start : start + size])
+            command[:, targets] = np.clip(target, joints - MAX_REFERENCE_ERROR_RAD, joints + MAX_REFERENCE_ERROR_RAD)
+            command[:, arm.actuator[-1]] = opening
+            start += size
+        return command
+
+    def _simulate(
+        self, rows: NDArray[np.int64], before: NDArray[np.float64], control: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Physics states [n, nstate] of ``rows`` under controls [n, substeps, nu] -> those after the last substep."""
+        more: dict[str, Any] = {}
+        if self.layout.moves_fixtures:
+            placed = self._fixtures[rows]
+            stands = np.concatenate([placed[..., :3].reshape(len(rows), -1), placed[..., 3:].reshape(len(rows), -1)], 1)
+            control = np.concatenate([control, np.repeat(stands[:, None], self._substeps, axis=1)], axis=2)
+            more["control_spec"] = CONTROL_AND_FIXTURES
+        states, _ = self._pool.rollout(self.model, self._workers, before, control, **more)
+        return np.asarray(states)[:, -1]
 
     # ------------------------------------------------------------------ state, pictures, end
 
@@ -244,31 +243,24 @@ class MujocoVec:
         return {
             "physics": self._physics.copy(),
             "reference": self._reference.copy(),
-            "goal": self._goal.copy(),
-            "keys": self._keys.copy(),
-            "episode": self._episode.copy(),
-            "steps": self._steps.copy(),
-            "return": self._return.copy(),
-            "diverged_count": np.array(self.diverged_count),
+            "fixtures": self._fixtures.copy(),
+            **self._book.state(),
         }
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """See ``VecSim.restore``; a state of another task or number of environments is a ValueError."""
         check_state(state, self.state())
         self._physics, self._reference = np.array(state["physics"]), np.array(state["reference"])
-        self._goal, self._keys = np.array(state["goal"]), np.array(state["keys"])
-        self._episode, self._steps = np.array(state["episode"]), np.array(state["steps"])
-        self._return, self.diverged_count = np.array(state["return"]), int(state["diverged_count"])
+        self._fixtures = np.array(state["fixtures"])
+        self._book.restore(state)
 
     def render(
         self, env: int = 0, *, camera: str | None = None, width: int = 320, height: int = 240
     ) -> NDArray[np.uint8]:
         """See ``VecSim.render``; camera None is ``front``."""
         data = self._scratch
-        mujoco.mj_setState(self.model, data, self._physics[env], mujoco.mjtState.mjSTATE_FULLPHYSICS)
-        if self.task.goal_body is not None:
-            body = int(self.model.body(self.task.goal_body).mocapid[0])
-            data.mocap_pos[body, : self.task.goal_dim] = self._goal[env]
+        mujoco.mj_setState(self.model, data, self._physics[env], PHYSICS)
+        data.mocap_pos[:], data.mocap_quat[:] = self._fixtures[env, :, :3], self._fixtures[env, :, 3:]
         mujoco.mj_forward(self.model, data)
         size = (width, height)
         if size not in self._renderers:
@@ -281,19 +273,3 @@ class MujocoVec:
             renderer.close()
         self._renderers.clear()
         self._pool.close()
-
-
-def scene_view(
-    chain: Any,
-    qpos: NDArray[np.float64],
-    goal: NDArray[np.float64],
-    joint: NDArray[np.int64],
-    finger: NDArray[np.int64],
-    object_start: int,
-) -> SceneView:
-    """Read E environments' generalised positions [E, nq] the way tasks see them (object_start -1: no object)."""
-    joints = qpos[:, joint]
-    tcp, rotation = chain.forward(joints)
-    pose = qpos[:, object_start : object_start + 7] if object_start >= 0 else np.zeros((len(qpos), 7))
-    axes = np.concatenate([rotation[..., 0], rotation[..., 1]], axis=-1)
-    return SceneView(joints, tcp, axes, qpos[:, finger].sum(axis=1), pose, goal)

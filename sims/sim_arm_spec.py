@@ -9,34 +9,32 @@ import mujoco
 import numpy as np
 
 from hardware.types import ArmSpec, Clock, GripperSpec, JointSpec, OnLinkLoss
-from sims.arm_model import FRANKA_ACCELERATION_RAD_S2, FRANKA_VELOCITY_RAD_S, GRIPPER_MAX_M, NUM_JOINTS
+from sims.arm_model import FRANKA, ArmKind
 from sims.sim_arm import MEASURES, SimArm, SimArmConfig
-
-FRANKA_JERK_RAD_S3 = (7500.0, 3750.0, 5000.0, 6250.0, 7500.0, 10000.0, 10000.0)
-"""Franka Emika Panda's joint jerk limits (manufacturer's interface specification)."""
 
 
 def spec_from_model(
     model: mujoco.MjModel,
     *,
-    name: str = "sim_franka",
-    joints: Sequence[str] = tuple(f"joint{i + 1}" for i in range(NUM_JOINTS)),
-    velocity_rad_s: Sequence[float] = FRANKA_VELOCITY_RAD_S,
-    acceleration_rad_s2: Sequence[float] = FRANKA_ACCELERATION_RAD_S2,
-    jerk_rad_s3: Sequence[float] = FRANKA_JERK_RAD_S3,
+    kind: ArmKind = FRANKA,
+    name: str | None = None,
+    joints: Sequence[str] | None = None,
     gripper: GripperSpec | None = None,
     command_latency_s: float = 0.0,
     state_latency_s: float = 0.0,
     vendor_watchdog_s: float | None = 0.1,
 ) -> ArmSpec:
-    """Joint ranges come from the model, the rest are the Panda's. gripper None: the scene's parallel gripper."""
+    """Joint ranges come from the model, the rest from the kind of arm. name: default ``sim_<kind>``; joints: default
+    ``joint1`` …; gripper None: the scene's own.
+    """
+    joints = joints or [f"joint{i + 1}" for i in range(kind.num_joints)]
     ranges = [model.joint(joint).range for joint in joints]
-    limits = zip(joints, ranges, velocity_rad_s, acceleration_rad_s2, jerk_rad_s3, strict=True)
+    limits = zip(joints, ranges, kind.velocity_rad_s, kind.acceleration_rad_s2, kind.jerk_rad_s3, strict=True)
     listed = tuple(JointSpec(joint, float(low), float(high), v, a, j) for joint, (low, high), v, a, j in limits)
     return ArmSpec(
-        name=name,
+        name=name or f"sim_{kind.name}",
         joints=listed,
-        gripper=gripper or GripperSpec(0.0, GRIPPER_MAX_M, force_max_n=30.0, velocity_max_m_s=0.5),
+        gripper=gripper or GripperSpec(0.0, kind.gripper_max_m, force_max_n=30.0, velocity_max_m_s=0.5),
         state_latency_s=state_latency_s,
         command_latency_s=command_latency_s,
         measures=MEASURES,

@@ -17,7 +17,7 @@ from robopo.deploy.checkpoint_spec import DeployedPolicy
 from robopo.errors import ConfigError, did_you_mean
 from robopo.eval.seeds import SeedPurpose, evaluation_seeds
 from sims.controllers import MAX_REFERENCE_ERROR_RAD, JointTargetController
-from sims.mujoco_vec import MujocoVec, scene_view
+from sims.mujoco_vec import MujocoVec
 from sims.sim_arm import SimArm, SimArmConfig
 from sims.sim_arm_spec import spec_from_model
 from sims.tasks.base import SceneView, state_observation
@@ -56,11 +56,8 @@ class SimCell:
         )
         self.simulated = True
         """An episode may follow one that ended in HOLD without an operator: nobody can be hurt."""
-        self.resolver = ChunkResolver(self._sim.controller)
+        self.resolver = ChunkResolver(self._sim.layout.arms[0].controller)
         self._seed = seed
-        self._joint = np.array([model.joint(joint.name).qposadr[0] for joint in self.arm.spec.joints])
-        self._finger = np.array([model.joint(f"finger_joint{i + 1}").qposadr[0] for i in range(2)])
-        self._object = int(model.joint("cube").qposadr[0]) if self._sim.task.has_object else -1
 
     def gate_config(self, settings: Mapping[str, Any]) -> GateConfig:
         """The gate for this arm: the Panda's own limits, whose motions the tasks need; ``settings`` override."""
@@ -89,7 +86,8 @@ class SimCell:
         perfect camera would see now.
         """
         qpos, _ = self.arm.scene_state()
-        qpos[self._joint], qpos[self._finger] = state.position_rad, 0.5 * state.gripper_m
+        part = self._sim.layout.arms[0]
+        qpos[part.joint], qpos[part.finger] = state.position_rad, 0.5 * state.gripper_m
         view = self._view(qpos)
         return {"environment_state": self._sim.task.observation(view)[0], "state": state_observation(view)[0]}
 
@@ -108,5 +106,4 @@ class SimCell:
         self._sim.close()
 
     def _view(self, qpos: NDArray[np.float64]) -> SceneView:
-        goal = self._sim.view().goal
-        return scene_view(self._sim.controller.chain, qpos[None], goal, self._joint, self._finger, self._object)
+        return self._sim.layout.view(qpos[None], self._sim.fixtures)

@@ -8,7 +8,7 @@ import numpy as np
 
 from sims.base import Feature
 from sims.tasks.arrays import Array, concat, namespace, norm, quaternion_axes
-from sims.tasks.base import SceneView, Start, box_feature, object_names, sample_object
+from sims.tasks.base import ONE_ARM, Mount, SceneView, Start, Workspace, box_feature, object_names, sample_object
 
 HALF_SIZE_M = 0.02
 LIFTED_M = 0.10
@@ -23,27 +23,29 @@ class Lift:
     name: ClassVar[str] = "lift"
     instruction: ClassVar[str] = "pick up the red cube"
     max_episode_steps: ClassVar[int] = 100
-    has_object: ClassVar[bool] = True
-    goal_dim: ClassVar[int] = 0
-    goal_body: ClassVar[str | None] = None
+    mounts: ClassVar[tuple[Mount, ...]] = ONE_ARM
+    objects: ClassVar[tuple[str, ...]] = ("cube",)
+    fixtures: ClassVar[tuple[str, ...]] = ()
+    joints: ClassVar[tuple[str, ...]] = ()
 
     def features(self) -> Feature:
         return box_feature(*object_names("cube"))
 
-    def sample(self, rng: np.random.Generator) -> Start:
-        return Start(sample_object(rng, (0.42, 0.62), (-0.18, 0.18), HALF_SIZE_M, np.pi / 4), np.zeros(0))
+    def sample(self, rng: np.random.Generator, workspace: Workspace) -> Start:
+        x, y = workspace.x(0.42, 0.62), workspace.y(-0.18, 0.18)
+        return Start({"cube": sample_object(rng, x, y, HALF_SIZE_M, np.pi / 4)})
 
     def observation(self, view: SceneView) -> Array:
-        cube = view.object_pose[..., :3]
-        return concat([cube, quaternion_axes(view.object_pose[..., 3:]), cube - view.tcp])
+        cube = view.objects["cube"][..., :3]
+        return concat([cube, quaternion_axes(view.objects["cube"][..., 3:]), cube - view.tcp])
 
     def reward(self, view: SceneView) -> Array:
-        cube = view.object_pose[..., :3]
+        cube = view.objects["cube"][..., :3]
         xp = namespace(cube)
         near = 1 - xp.tanh(8 * norm(cube - view.tcp))
         raised = xp.clip((cube[..., 2] - HALF_SIZE_M) / (LIFTED_M - HALF_SIZE_M), 0.0, 1.0)
         return xp.where(self.success(view), 1.0, 0.4 * near + 0.5 * raised)
 
     def success(self, view: SceneView) -> Array:
-        cube = view.object_pose[..., :3]
+        cube = view.objects["cube"][..., :3]
         return (cube[..., 2] > LIFTED_M) & (norm(cube - view.tcp) < REACH_M)

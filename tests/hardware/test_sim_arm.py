@@ -20,7 +20,7 @@ from hardware.types import (
     StopKind,
     frozen,
 )
-from sims.arm_model import FRANKA_HOME_RAD
+from sims.arm_model import FRANKA
 from sims.sim_arm import SimArm, SimArmConfig
 from sims.sim_arm_spec import SimArmFactory, spec_from_model
 from tests.hardware.rig import N, model, spec
@@ -197,7 +197,7 @@ def test_the_franka_scene_follows_a_chunk_behind_its_gate_for_ten_seconds(tmp_pa
     factory = pickle.loads(pickle.dumps(SimArmFactory.of(scene, arm_spec)))
     arm = factory(clock)
     qpos = scene.qpos0.copy()
-    joints = np.array(FRANKA_HOME_RAD)
+    joints = np.array(FRANKA.home_rad)
     qpos[[scene.joint(joint.name).qposadr[0] for joint in arm_spec.joints]] = joints
     arm.reset_scene(qpos)
     gate = SafetyGate(arm, GateConfig.at_vendor_limits(), clock=clock, latch=EStopLatch(tmp_path / "estop.json"))

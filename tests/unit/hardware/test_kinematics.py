@@ -13,7 +13,7 @@ from hardware.kinematics import (
     rotation_from_vector,
     track_delta,
 )
-from sims.arm_model import FRANKA_HOME_RAD, chain_from_model
+from sims.arm_model import FRANKA, chain_from_model
 from sims.mujoco_vec import load_model
 
 
@@ -60,7 +60,7 @@ def test_rotations() -> None:
 
 def test_tracking_reaches_a_small_delta_and_respects_limits(model: mujoco.MjModel) -> None:
     chain = chain_from_model(model)
-    home = np.tile(FRANKA_HOME_RAD, (32, 1))
+    home = np.tile(FRANKA.home_rad, (32, 1))
     delta = np.zeros((32, 6))
     delta[:, :3] = np.random.default_rng(1).uniform(-0.012, 0.012, (32, 3))
     target = track_delta(chain, home, delta, dt_s=0.05)

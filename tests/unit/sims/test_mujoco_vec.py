@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import mujoco
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from sims.experts import ExpertConfig, make_expert
 from sims.gymnasium_adapter import GymnasiumVectorEnv
 from sims.mujoco_vec import MujocoVec
 from sims.seeding import environment_keys
-from sims.tasks import make_task
+from sims.tasks import TASKS, make_task
 
 
 def hold(sim: MujocoVec) -> np.ndarray:
@@ -79,12 +82,21 @@ def test_end_effector_delta_moves_the_tool_by_about_that_much() -> None:
     np.testing.assert_allclose(step.obs["state"][0, :3] - start, [0, 0, -0.1], atol=0.004)
 
 
+def as_torch(part: Any) -> Any:
+    if isinstance(part, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(part))
+    if isinstance(part, Mapping):
+        return {name: as_torch(value) for name, value in part.items()}
+    values = [as_torch(value) for value in part]
+    return type(part)(*values) if hasattr(part, "_fields") else tuple(values)
+
+
 def test_dense_reward_is_one_only_at_success_and_tasks_run_on_torch() -> None:
-    for name in ("reach", "push", "lift"):
+    for name in [task.name for task in TASKS]:
         sim = MujocoVec(name, 8)
         view = sim.view()
         task = make_task(name)
-        tensors = type(view)(*(torch.from_numpy(np.ascontiguousarray(part)) for part in view))
+        tensors = as_torch(view)
         np.testing.assert_allclose(task.reward(tensors).numpy(), task.reward(view), atol=1e-12)
         np.testing.assert_allclose(task.observation(tensors).numpy(), task.observation(view), atol=1e-12)
         np.testing.assert_array_equal(task.success(tensors).numpy(), task.success(view))
