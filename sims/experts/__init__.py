@@ -1,0 +1,19 @@
+"""Scripted experts for the native tasks, with a knob of human imperfection."""
+
+from __future__ import annotations
+
+from sims.experts.base import Expert, ExpertConfig, ToolExpert
+from sims.experts.lift import LiftExpert
+from sims.experts.push import PushExpert
+from sims.experts.reach import ReachExpert
+
+__all__ = ["Expert", "ExpertConfig", "make_expert"]
+
+EXPERTS: dict[str, type[ToolExpert]] = {"reach": ReachExpert, "lift": LiftExpert, "push": PushExpert}
+
+
+def make_expert(task: str, num_envs: int, config: ExpertConfig | None = None, *, seed: int = 0) -> Expert:
+    """The expert of a native task; ValueError for a task that has none."""
+    if task not in EXPERTS:
+        raise ValueError(f"no scripted expert for task {task!r}: known are {', '.join(sorted(EXPERTS))}")
+    return EXPERTS[task](num_envs, config, seed=seed)
