@@ -13,7 +13,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 Observation = Mapping[str, Tensor]
-"""Named observation entries in physical units, each [B, To, D]; the newest row is last."""
+"""Named observation entries, the newest row last: numbers [B, To, D] in physical units on the learner's device, and
+pictures [B, To, height, width, 3] uint8, which stay on the host until an encoder reads them."""
+
+
+def pick_rows(obs: Observation, index: Tensor) -> dict[str, Tensor]:
+    """The rows ``index`` [B] long of every entry [N, ...], each where it lies."""
+    return {key: value.index_select(0, index.to(value.device)) for key, value in obs.items()}
 
 
 class Moments(NamedTuple):

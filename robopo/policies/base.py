@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -18,7 +18,7 @@ class PolicySpec:
     """Sizes, names and timing that a policy was trained for."""
 
     obs: Mapping[str, int]
-    """Observation key -> D. The sorted order of the keys is the order of concatenation."""
+    """Observation key -> D of the numbers. The sorted order of the keys is the order of concatenation."""
     action_dim: int
     """A."""
     action_names: tuple[str, ...]
@@ -35,13 +35,21 @@ class PolicySpec:
     """Meaning of the action: ``joint_position``, ``joint_delta`` or ``ee_delta``."""
     task: str = ""
     """Name of the task in the training data."""
+    images: Mapping[str, tuple[int, int, int]] = field(default_factory=dict[str, tuple[int, int, int]])
+    """Observation key -> (height, width, 3) of the pictures, uint8; sorted likewise."""
 
     def __post_init__(self) -> None:
-        # A plain, sorted dictionary: equal specs compare equal and become equal JSON.
+        # Plain, sorted dictionaries: equal specs compare equal and become equal JSON.
         object.__setattr__(self, "obs", {str(key): int(self.obs[key]) for key in sorted(self.obs)})
+        images = {str(key): tuple(int(size) for size in self.images[key]) for key in sorted(self.images)}
+        object.__setattr__(self, "images", images)
         object.__setattr__(self, "action_names", tuple(self.action_names))
-        if not self.obs or any(size < 1 for size in self.obs.values()):
+        if not {**self.obs, **images} or any(size < 1 for size in self.obs.values()):
             raise ConfigError(f"obs={self.obs}: expected at least one observation, each of 1 or more numbers")
+        if any(len(shape) != 3 or shape[2] != 3 or min(shape) < 1 for shape in images.values()):
+            raise ConfigError(f"images={images}: expected (height, width, 3) each")
+        if both := self.obs.keys() & images.keys():
+            raise ConfigError(f"{sorted(both)} can't be numbers and pictures at once: name them differently")
         if self.action_dim < 1 or len(self.action_names) != self.action_dim:
             raise ConfigError(
                 f"action_dim={self.action_dim} with {len(self.action_names)} action_names; give one name each"
@@ -55,17 +63,20 @@ class PolicySpec:
 
     @property
     def obs_dim(self) -> int:
-        """O, numbers per observation step."""
+        """O, numbers per observation step, pictures aside."""
         return sum(self.obs.values())
 
     @property
     def cond_dim(self) -> int:
-        """C = To * O, the size of the network's condition."""
+        """C = To * O, the size of the network's condition without what an encoder makes of pictures."""
         return self.obs_steps * self.obs_dim
 
 
 class Policy(Protocol):
-    """Chooses chunks of actions. Observations [B, To, D] and chunks [B, H, A] are in physical units."""
+    """Chooses chunks of actions. Observations [B, To, D] and chunks [B, H, A] are in physical units.
+
+    Pictures among the observations are [B, To, height, width, 3] uint8.
+    """
 
     @property
     def spec(self) -> PolicySpec: ...

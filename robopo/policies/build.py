@@ -9,28 +9,33 @@ from robopo.nn.denoiser import Denoiser
 from robopo.nn.dit import DiT, DiTConfig
 from robopo.nn.mlp import DiffusionMLP, DiffusionMLPConfig
 from robopo.nn.unet1d import UNet1D, UNet1DConfig
+from robopo.nn.vision_build import VisionNetConfig
 from robopo.policies.base import PolicySpec
 from robopo.policies.chunk_policy import ChunkPolicy
 from robopo.policies.config import ChunkPolicyConfig
 from robopo.policies.normalizer import MinMaxNormalizer
+from robopo.policies.vision import attached, condition_dim
 from robopo.processes.build import ProcessConfig, build_process
 
 type NetConfig = DiffusionMLPConfig | UNet1DConfig | DiTConfig
 
 
-def build_net(config: NetConfig, spec: PolicySpec, extra_cond: int = 0) -> Denoiser:
+def build_net(
+    config: NetConfig, spec: PolicySpec, extra_cond: int = 0, vision: VisionNetConfig | None = None
+) -> Denoiser:
     """The network that ``config`` describes, of the sizes that ``spec`` asks for, with fresh weights.
 
-    extra_cond: numbers that the process appends to the condition.
+    extra_cond: numbers that the process appends to the condition. vision: encoder of the pictures of ``spec``.
     """
-    sizes = {"horizon": spec.horizon, "action_dim": spec.action_dim, "cond_dim": spec.cond_dim + extra_cond}
+    cond_dim = condition_dim(spec, vision) + extra_cond
+    sizes = {"horizon": spec.horizon, "action_dim": spec.action_dim, "cond_dim": cond_dim}
     match config:
         case DiffusionMLPConfig():
-            return DiffusionMLP(config, **sizes)
+            return attached(DiffusionMLP(config, **sizes), spec, vision)
         case UNet1DConfig():
-            return UNet1D(config, **sizes)
+            return attached(UNet1D(config, **sizes), spec, vision)
         case DiTConfig():
-            return DiT(config, **sizes)
+            return attached(DiT(config, **sizes), spec, vision)
 
 
 def build_chunk_policy(
@@ -39,10 +44,12 @@ def build_chunk_policy(
     process_config: ProcessConfig,
     policy_config: ChunkPolicyConfig,
     normalizer: MinMaxNormalizer,
+    vision: VisionNetConfig | None = None,
 ) -> ChunkPolicy:
     """A policy on the CPU with fresh weights. Raises ConfigError when the parts contradict each other."""
     process = build_process(process_config)
-    return ChunkPolicy(spec, build_net(net_config, spec, process.extra_cond), process, normalizer, policy_config)
+    net = build_net(net_config, spec, process.extra_cond, vision)
+    return ChunkPolicy(spec, net, process, normalizer, policy_config)
 
 
 def with_num_steps(policy: ChunkPolicy, num_steps: int) -> ChunkPolicy:

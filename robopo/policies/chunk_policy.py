@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from robopo.errors import ConfigError, ShapeError
 from robopo.nn.noise_net import NoiseNet
+from robopo.nn.vision import feature_dim, vision_of
 from robopo.policies.base import PolicySpec
 from robopo.policies.chain_recorder import ChainRecorder
 from robopo.policies.config import ChunkPolicyConfig, Reduce
 from robopo.policies.normalizer import MinMaxNormalizer
-from robopo.policies.obs_encoding import ACTION, encode_obs
+from robopo.policies.obs_encoding import ACTION, encode_obs, shifted
 from robopo.policies.parts import check_parts
 from robopo.policies.predictor import Predict, predictor
 from robopo.processes.base import Process, real_rows_mean
@@ -38,7 +39,7 @@ PUBLISHED_LOG_PROB_RANGE = (-5.0, 2.0)
 
 
 class ChunkPolicy(nn.Module):
-    """Denoises a chunk [B, H, A] given the last To observations.
+    """Denoises a chunk [B, H, A] given the last To observations, which are encoded once per chain.
 
     net: the network that learns. frozen_net: its frozen copy, None before fine-tuning. A perceptron can't tell the rows
     that run (Ta) from the rest (H): fine-tuning it with Ta < H was unstable in the paper; use H = Ta, or a UNet1D.
@@ -126,7 +127,7 @@ class ChunkPolicy(nn.Module):
         kernel = exploration.kernel
         self.noise_net = None
         if isinstance(kernel, LearnedNoise):
-            sizes = (self.spec.cond_dim, self.spec.horizon, self.spec.action_dim)
+            sizes = (self.spec.cond_dim + feature_dim(self.net), self.spec.horizon, self.spec.action_dim)
             self.noise_net = NoiseNet(*sizes, low=kernel.low, high=kernel.high, hidden=kernel.hidden).to(device)
 
     def end_iteration(self, done: int) -> None:
@@ -149,9 +150,10 @@ class ChunkPolicy(nn.Module):
     def encode(self, obs: Observation) -> Tensor:
         """Observation entries [B, To, D] -> condition [B, C]: normalised, keys in sorted order, then flattened in time.
 
-        Raises ShapeError naming the entry that is missing or has another shape.
+        What ``net``'s encoder makes of pictures [B, To, height, width, 3] comes last. Raises ShapeError naming the
+        entry that is missing or has another shape.
         """
-        return encode_obs(self.spec, self.normalizer, obs, self.config.obs_clip)
+        return encode_obs(self.spec, self.normalizer, obs, self.config.obs_clip, self.net)
 
     # ------------------------------------------------------------------ imitation
 
@@ -161,8 +163,9 @@ class ChunkPolicy(nn.Module):
         """Denoising or flow-matching loss of ``net`` at random levels -> scalar, with a graph.
 
         obs: entries [B, To, D]; action [B, H, A] physical; pad_mask [B, H] True where a row is padding. generator: of
-        the policy's device; None: torch's global one.
+        the policy's device; None: torch's global one. Pictures are shifted at random as the encoder's config says.
         """
+        obs = shifted(self.spec, obs, self.net, generator)
         error = self.denoising_error(obs, self.normalizer.apply(ACTION, action), generator)
         return real_rows_mean(error, pad_mask)
 
@@ -216,7 +219,7 @@ class ChunkPolicy(nn.Module):
         table = self.process.evaluate_steps
         x = run_chain(
             x,
-            predict=self._predictor(cond, exact_tail=False),
+            predict=self._predictor(obs, cond, exact_tail=False),
             table=table,
             clean_clip=self.config.denoised_clip,
             noise=self._draws(table, x, generator),
@@ -232,11 +235,14 @@ class ChunkPolicy(nn.Module):
         x = self._initial(cond, generator) if noise is None else noise
         table, cond = self.process.evaluate_steps, self.process.condition(cond)
         first = self.process.num_steps - self.ft_steps
+        old, old_cond = self.frozen_net, cond
+        if old is not None and first > 0 and vision_of(old) is not None:
+            old_cond = self._condition_of(old, obs, cond)
 
         def predict(x: Tensor, k: int) -> Tensor:
-            frozen = self.frozen_net is not None and k < first
-            net = self.frozen_net if frozen and self.frozen_net is not None else self.net
-            return net(x, self._time(k, x), cond)
+            if old is not None and k < first:
+                return old(x, self._time(k, x), old_cond)
+            return self.net(x, self._time(k, x), cond)
 
         draws = self._draws(table, x, generator)
         clip = self.config.denoised_clip
@@ -257,7 +263,7 @@ class ChunkPolicy(nn.Module):
         recorder = ChainRecorder(steps, self.ft_steps, self._reduced)
         x = run_chain(
             x,
-            predict=self._predictor(cond, exact_tail=True),
+            predict=self._predictor(obs, cond, exact_tail=True),
             table=steps.sample,
             clean_clip=self.config.denoised_clip,
             noise=self._draws(steps.sample, x, generator),
@@ -280,13 +286,13 @@ class ChunkPolicy(nn.Module):
                 f"ft_steps={self.ft_steps} and the first input"
             )
         scores = [latents.new_zeros(latents.shape[0], 0)]
+        cond = self.encode(obs)
         for i, active in enumerate(self.ft_active):
-            index = torch.full((latents.shape[0],), i, device=latents.device)
-            score = (
-                self.step_log_prob(obs, latents[:, i], latents[:, i + 1], index)
-                if active
-                else latents.new_zeros(latents.shape[0])
-            )
+            score = latents.new_zeros(latents.shape[0])
+            if active:
+                index, x_in = torch.full((latents.shape[0],), i, device=latents.device), latents[:, i]
+                moments = self._moments(cond, x_in, self._output(cond, x_in, index), index)
+                score = self._reduced(latents[:, i + 1], *moments)
             scores.append(score[:, None])
         return torch.cat(scores, dim=1)
 
@@ -339,11 +345,18 @@ class ChunkPolicy(nn.Module):
             return None
         return self.noise_net(cond, self._time(k, cond))
 
-    def _predictor(self, cond: Tensor, *, exact_tail: bool) -> Predict:
+    def _condition_of(self, net: nn.Module, obs: Observation, cond: Tensor) -> Tensor:
+        """The process's condition of ``net``; cond: ``encode(obs)``, which serves every network without an encoder."""
+        if vision_of(net) is not None:
+            cond = encode_obs(self.spec, self.normalizer, obs, self.config.obs_clip, net)
+        return self.process.condition(cond)
+
+    def _predictor(self, obs: Observation, cond: Tensor, *, exact_tail: bool) -> Predict:
         return predictor(
             self.net,
             self.frozen_net,
             cond=self.process.condition(cond),
+            frozen_cond=lambda net: self._condition_of(net, obs, cond),
             timesteps=self.process.timesteps,
             ft_steps=self.ft_steps,
             exact_tail=exact_tail,

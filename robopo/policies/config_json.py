@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, cast
 
 from robopo.nn.activation import Activation
+from robopo.nn.vision_resnet import Pool
 from robopo.policies.config import Reduce
 from robopo.processes.base import Prediction, ProcessKind
 from robopo.processes.flow import TimeSampling
@@ -15,6 +16,7 @@ from robopo.processes.flow import TimeSampling
 _ENUMS: dict[str, type[Enum]] = {
     "activation": Activation,
     "kind": ProcessKind,
+    "pool": Pool,
     "prediction": Prediction,
     "reduce": Reduce,
     "time_sampling": TimeSampling,

@@ -33,11 +33,11 @@ class GaussianPolicy(OneStepPolicy[GaussianMLP]):
     ) -> Tensor:
         """Mean negative log-density per number at the std ``initial_std`` -> scalar, with a graph.
 
-        obs: entries [B, To, D]; action [B, H, A] physical; pad_mask [B, H] True where a row is padding. Draws nothing.
+        obs: entries [B, To, D]; action [B, H, A] physical; pad_mask [B, H] True where a row is padding. Draws only
+        the shifts of pictures.
         """
-        del generator
         target = self.normalizer.apply(ACTION, action)
-        mean = self.squashed(self.net(self.encode(obs)))
+        mean = self.squashed(self.net(self.encode_for_cloning(obs, generator)))
         error = -gaussian_log_prob(target, mean, mean.new_tensor(self.net.config.initial_std)).mean(-1)  # [B, H]
         return real_rows_mean(error, pad_mask)
 

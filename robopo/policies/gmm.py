@@ -40,14 +40,13 @@ class GMMPolicy(OneStepPolicy[MixtureMLP]):
         """Negative joint log-density of the chunk's real rows per number, at the std ``initial_std`` -> scalar.
 
         obs: entries [B, To, D]; action [B, H, A] physical; pad_mask [B, H] True where a row is padding: a row that is
-        not there is integrated out. Draws nothing.
+        not there is integrated out. Draws only the shifts of pictures.
         """
-        del generator
         target = self.normalizer.apply(ACTION, action)
         B, H, A = target.shape
         real = target.new_ones(B, H) if pad_mask is None else (~pad_mask).to(target.dtype)
         std = target.new_tensor(self.net.config.initial_std)
-        joint = self._joint(self.net(self.encode(obs)), target, std, real)
+        joint = self._joint(self.net(self.encode_for_cloning(obs, generator)), target, std, real)
         return -joint.sum() / (real.sum() * A).clamp(min=1.0)
 
     def draw(self, cond: Tensor, *, deterministic: bool, generator: torch.Generator | None) -> DenoisingChain:

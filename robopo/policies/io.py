@@ -32,6 +32,7 @@ from robopo.policies.config import ChunkPolicyConfig
 from robopo.policies.config_json import plain, restore
 from robopo.policies.gaussian_build import DirectPolicy, describe, rebuild
 from robopo.policies.normalizer import MinMaxNormalizer
+from robopo.policies.vision import describe_vision, restore_vision
 from robopo.processes.base import DiffusionConfig, ProcessKind
 from robopo.processes.flow import FlowConfig
 
@@ -129,6 +130,7 @@ def _describe(policy: SavedPolicy, weights: bytes, provenance: Mapping[str, Any]
         "net": {"kind": kind, **plain(net_config)},
         "process": plain(policy.process.config),
         "policy": plain(policy.config),
+        **describe_vision(policy.net),
         **common,
     }
 
@@ -148,6 +150,7 @@ def _build(config: Mapping[str, Any]) -> SavedPolicy:
         restore(FlowConfig if config["process"]["kind"] == ProcessKind.FLOW else DiffusionConfig, config["process"]),
         restore(ChunkPolicyConfig, config["policy"]),
         normalizer,
+        restore_vision(config),
     )
 
 

@@ -19,7 +19,7 @@ from robopo.errors import ConfigError, ShapeError
 from robopo.policies.base import PolicySpec
 from robopo.policies.config import Reduce
 from robopo.policies.normalizer import MinMaxNormalizer
-from robopo.policies.obs_encoding import ACTION, encode_obs
+from robopo.policies.obs_encoding import ACTION, encode_obs, shifted
 from robopo.policies.parts import check_parts
 from robopo.types import DenoisingChain, Observation
 
@@ -125,8 +125,12 @@ class OneStepPolicy[Net: nn.Module](nn.Module, ABC):
         """Nothing to forget: every decision depends on its observations alone."""
 
     def encode(self, obs: Observation) -> Tensor:
-        """Observation entries [B, To, D] -> condition [B, C], normalised. Raises ShapeError."""
-        return encode_obs(self.spec, self.normalizer, obs, self.config.obs_clip)
+        """Observation entries [B, To, D] -> condition [B, C], normalised; pictures encoded. Raises ShapeError."""
+        return encode_obs(self.spec, self.normalizer, obs, self.config.obs_clip, self.net)
+
+    def encode_for_cloning(self, obs: Observation, generator: torch.Generator | None) -> Tensor:
+        """As ``encode``, with pictures shifted at random as the encoder's config says; without any, draws nothing."""
+        return self.encode(shifted(self.spec, obs, self.net, generator))
 
     @abstractmethod
     def draw(self, cond: Tensor, *, deterministic: bool, generator: torch.Generator | None) -> DenoisingChain:

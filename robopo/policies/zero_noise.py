@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from robopo.policies.base import PolicySpec
-from robopo.policies.chunk_policy import ChunkPolicy
+from robopo.policies.chunk_policy import ACTION, ChunkPolicy
 from robopo.types import DenoisingChain, Observation
 
 
@@ -29,8 +29,8 @@ class ZeroNoise:
 
     def act(self, obs: Observation, *, deterministic: bool = True, generator: torch.Generator | None = None) -> Tensor:
         """[B, H, A] physical."""
-        entry = next(iter(obs.values()))
-        noise = entry.new_zeros(entry.shape[0], self.spec.horizon, self.spec.action_dim)
+        rows, like = next(iter(obs.values())).shape[0], self._policy.normalizer.bounds(ACTION)[0]
+        noise = like.new_zeros(rows, self.spec.horizon, self.spec.action_dim)
         return self._policy.act(obs, deterministic=deterministic, generator=generator, noise=noise)
 
     def sample_chain(self, obs: Observation, *, generator: torch.Generator) -> tuple[Tensor, DenoisingChain]:
