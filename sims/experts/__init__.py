@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from sims.experts.base import Expert, ExpertConfig, ToolExpert
+from sims.experts.furniture import DoorExpert, DrawerExpert
 from sims.experts.lift import LiftExpert
 from sims.experts.push import PushExpert
 from sims.experts.reach import ReachExpert
 
 __all__ = ["Expert", "ExpertConfig", "make_expert"]
 
-EXPERTS: dict[str, type[ToolExpert]] = {"reach": ReachExpert, "lift": LiftExpert, "push": PushExpert}
+EXPERTS: dict[str, type[ToolExpert]] = {
+    "reach": ReachExpert,
+    "lift": LiftExpert,
+    "push": PushExpert,
+    "door": DoorExpert,
+    "drawer": DrawerExpert,
+}
 
 
 def make_expert(task: str, num_envs: int, config: ExpertConfig | None = None, *, seed: int = 0) -> Expert:

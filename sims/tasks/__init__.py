@@ -5,11 +5,19 @@ from __future__ import annotations
 import difflib
 
 from sims.tasks.base import Task
+from sims.tasks.door import Door
+from sims.tasks.drawer import Drawer
 from sims.tasks.lift import Lift
 from sims.tasks.push import Push
 from sims.tasks.reach import Reach
 
-TASKS: tuple[type[Task], ...] = (Reach, Push, Lift)
+TASKS: tuple[type[Task], ...] = (
+    Reach,
+    Push,
+    Lift,
+    Door,
+    Drawer,
+)
 
 
 def make_task(name: str) -> Task:
