@@ -32,10 +32,19 @@ log = logging.getLogger(__name__)
 ALIVE, DONE, FAILED = b".", b"D", b"E"
 ALIVE_EVERY_S = 1.0
 START_LIMIT_S = 120.0
-PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from sims.render_worker import serve_forever; "
-    "serve_forever(int(sys.argv[2]))"
-)
+PROGRAM = """
+import socket, struct, sys
+sys.path.insert(0, sys.argv[1])
+handle = int(sys.argv[2])
+try:
+    from sims.render_worker import serve_forever
+except Exception as error:
+    text = f"{type(error).__name__}: {error}".encode()
+    socket.socket(fileno=handle).sendall(b"E" + struct.pack("<Q", len(text)) + text)
+    raise SystemExit(1)
+serve_forever(handle)
+"""
+"""Importing mujoco fails already where MUJOCO_GL names a library that isn't there."""
 
 
 class WorkerError(Exception):
