@@ -1,56 +1,34 @@
-"""Single gymnasium environments stepped by number: in this process, or shared out to worker processes.
+"""Single gymnasium environments stepped by number, in this process.
 
 Which environments step, and when an episode begins, is decided by the caller: nothing resets by itself here.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import mujoco
 import numpy as np
-from gymnasium.spaces import Box, Dict
 from numpy.typing import NDArray
 
 from sims.base import BoolArray
+from sims.gymnasium_facts import Entries, Facts, Pictures, empty, facts_of
+from sims.gymnasium_make import EnvRecipe, make
 from sims.render import Renderer
 
-RESTORABLE_MODULES = "gymnasium.envs.mujoco."
-"""Here every environment's future lies in its MuJoCo state; classes from elsewhere may keep more in attributes."""
 LAST_STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
-@dataclass(frozen=True)
-class EnvRecipe:
-    """How to make one environment; crosses to worker processes."""
-
-    env_id: str
-    """A registered id, or ``module:id`` to import ``module`` first."""
-    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """For the environment's constructor."""
-
-
-class Entry(NamedTuple):
-    """One observation entry: its name, its key in a Dict observation (None: the whole observation), its size D."""
-
-    name: str
-    key: str | None
-    size: int
-
-
 class Outcome(NamedTuple):
-    """One step of n environments: obs entries [n, D] float32, the rest [n].
+    """One step of n environments: obs entries [n, ...], the rest [n].
 
-    success: what info said, False where it said nothing; said: whether it said something. broken: the engine gave up.
+    success: what info said, False where it said nothing; said: whether it said something. broken: the engine gave up;
+    obs and reward mean nothing there.
     """
 
-    obs: dict[str, NDArray[np.float32]]
+    obs: Entries
     reward: NDArray[np.float64]
     terminated: BoolArray
     truncated: BoolArray
@@ -59,23 +37,54 @@ class Outcome(NamedTuple):
     broken: BoolArray
 
 
+class Envs(Protocol):
+    """E environments stepped by number; LocalEnvs, WorkerEnvs and BatchEnvs are the three kinds."""
+
+    facts: Facts
+    lost: Sequence[int]
+    """Environments whose episodes the last call lost, whether they were asked or not."""
+    silent: Sequence[int]
+    """Environments outside the last step's rows that came to an end while they idled."""
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int], *, ended: bool = False) -> Entries: ...
+
+    def step(self, rows: Sequence[int], action: NDArray[Any]) -> Outcome: ...
+
+    def idle(self, rows: Sequence[int]) -> Entries:
+        """What ``rows`` show now, after a step without them; only called where facts.maskable is False."""
+        ...
+
+    def snapshot(self) -> dict[str, NDArray[Any]]: ...
+
+    def resume(self, rows: Sequence[int], saved: Mapping[str, NDArray[Any]]) -> None: ...
+
+    def frame(self, row: int, camera: str | None, width: int, height: int) -> Pictures: ...
+
+    def close(self) -> None: ...
+
+
 class LocalEnvs:
     """n environments in this process."""
 
     def __init__(self, recipe: EnvRecipe, count: int) -> None:
         first = make(recipe)
-        self.envs = [first, *(make(recipe) for _ in range(count - 1))]
-        self.entries = observation_entries(first.observation_space, recipe.env_id)
-        self.action_space = box_action(first.action_space, recipe.env_id)
-        self.restorable = is_restorable(first)
+        self.envs = [first.env, *(make(recipe).env for _ in range(count - 1))]
+        self.lost: Sequence[int] = ()
+        self.silent: Sequence[int] = ()
         self._renderers: dict[tuple[int, int], Renderer] = {}
+        try:
+            self.facts = facts_of(first, recipe.env_id)
+        except BaseException:
+            self.close()
+            raise
+        self.restorable, self.action_space = self.facts.restorable, self.facts.action_space
         self._action = np.zeros((count, *(self.action_space.shape or ())), self.action_space.dtype)  # of the last step
         self._fresh = np.ones(count, dtype=bool)  # no step since the reset
         if self.restorable:
-            self._before = np.zeros((count, mujoco.mj_stateSize(_base(first).model, LAST_STATE)))  # the last step
+            self._before = np.zeros((count, mujoco.mj_stateSize(_base(first.env).model, LAST_STATE)))  # the last step
 
-    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> dict[str, NDArray[np.float32]]:
-        """Begin an episode in each of ``rows``; entries [n, D]."""
+    def reset(self, rows: Sequence[int], seeds: Sequence[int], *, ended: bool = False) -> Entries:  # noqa: ARG002
+        """Begin an episode in each of ``rows``. ended: because the last one ended; it makes no difference here."""
         obs = self._empty(len(rows))
         for i, (row, seed) in enumerate(zip(rows, seeds, strict=True)):
             self._write(obs, i, self.envs[row].reset(seed=int(seed))[0])
@@ -104,12 +113,16 @@ class LocalEnvs:
             self._fresh[row] = False
         return Outcome(obs, reward, terminated, truncated, success, said, broken)
 
-    def _empty(self, count: int) -> dict[str, NDArray[np.float32]]:
-        return {entry.name: np.zeros((count, entry.size), np.float32) for entry in self.entries}
+    def idle(self, rows: Sequence[int]) -> Entries:
+        """Never needed: nothing moves that isn't asked to."""
+        raise NotImplementedError
 
-    def _write(self, obs: dict[str, NDArray[np.float32]], i: int, seen: Any) -> None:
-        for name, key, _ in self.entries:
-            obs[name][i] = np.reshape(seen if key is None else seen[key], -1)
+    def _empty(self, count: int) -> Entries:
+        return empty(self.facts.entries, count)
+
+    def _write(self, obs: Entries, i: int, seen: Any) -> None:
+        for name, key, told in self.facts.entries:
+            obs[name][i] = np.reshape(seen if key is None else seen[key], told.shape)
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """What decides the future, rows [n, …]; only where ``restorable``.
@@ -164,176 +177,7 @@ class LocalEnvs:
         self.envs.clear()
 
 
-class WorkerEnvs:
-    """n environments shared out evenly to worker processes, each a LocalEnvs."""
-
-    def __init__(self, recipe: EnvRecipe, count: int, workers: int) -> None:
-        workers = min(workers, count)
-        self._starts = [count * w // workers for w in range(workers + 1)]
-        # spawn: a fork would copy the locks that torch's and MuJoCo's threads hold at that moment.
-        context = multiprocessing.get_context("spawn")
-        self._pipes: list[Connection] = []
-        self._processes: list[Any] = []
-        for begin, end in zip(self._starts, self._starts[1:], strict=False):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, recipe, end - begin), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-
-    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> dict[str, NDArray[np.float32]]:
-        """As LocalEnvs; ``rows`` ascending."""
-        return _joined(self._share("reset", rows, np.asarray(seeds, np.int64)))
-
-    def step(self, rows: Sequence[int], action: NDArray[Any]) -> Outcome:
-        """As LocalEnvs; ``rows`` ascending."""
-        parts: list[Outcome] = self._share("step", rows, action)
-        rest = (np.concatenate(column) for column in zip(*(part[1:] for part in parts), strict=True))
-        return Outcome(_joined([part.obs for part in parts]), *rest)
-
-    def snapshot(self) -> dict[str, NDArray[Any]]:
-        """As LocalEnvs."""
-        return _joined(self._ask([(pipe, "snapshot", ()) for pipe in self._pipes]))
-
-    def resume(self, rows: Sequence[int], saved: Mapping[str, NDArray[Any]]) -> None:
-        """As LocalEnvs; ``rows`` ascending."""
-        where = np.asarray(rows)
-        calls = [
-            (pipe, "resume", ((where[chosen] - begin).tolist(), {name: array[chosen] for name, array in saved.items()}))
-            for pipe, begin, chosen in self._chosen(rows)
-        ]
-        self._ask(calls)
-
-    def frame(self, row: int, camera: str | None, width: int, height: int) -> NDArray[np.uint8]:
-        """As LocalEnvs."""
-        pipe, begin, _ = self._chosen([row])[0]
-        return self._ask([(pipe, "frame", (row - begin, camera, width, height))])[0]
-
-    def close(self) -> None:
-        """End the workers; callable twice."""
-        for pipe in self._pipes:
-            try:
-                pipe.send(None)
-            except OSError:
-                continue  # that worker is gone already
-        for process in self._processes:
-            process.join(5.0)
-            if process.is_alive():
-                process.terminate()
-        for pipe in self._pipes:
-            pipe.close()
-        self._pipes.clear()
-        self._processes.clear()
-
-    def _chosen(self, rows: Sequence[int]) -> list[tuple[Connection, int, NDArray[np.int64]]]:
-        """(pipe, its first environment, places in ``rows`` that are its) of every worker with work."""
-        where = np.asarray(rows)
-        bounds = zip(self._pipes, self._starts, self._starts[1:], strict=False)
-        shares = [(pipe, begin, np.flatnonzero((where >= begin) & (where < end))) for pipe, begin, end in bounds]
-        return [share for share in shares if len(share[2])]
-
-    def _share(self, method: str, rows: Sequence[int], values: Any) -> list[Any]:
-        where, values = np.asarray(rows), np.asarray(values)
-        return self._ask(
-            [(pipe, method, ((where[k] - begin).tolist(), values[k])) for pipe, begin, k in self._chosen(rows)]
-        )
-
-    def _ask(self, calls: Sequence[tuple[Connection, str, tuple[Any, ...]]]) -> list[Any]:
-        """Send all calls, then wait for all answers: no answer is left in a pipe when one of them is an error."""
-        answers: list[tuple[bool, Any]] = []
-        try:
-            for pipe, method, args in calls:
-                pipe.send((method, args))
-            answers = [pipe.recv() for pipe, _, _ in calls]
-        except (EOFError, OSError) as error:
-            raise RuntimeError(
-                "a simulator process ended unexpectedly (out of memory?); use fewer num_workers or vectorization=sync"
-            ) from error
-        for good, value in answers:
-            if not good:
-                raise RuntimeError(f"a simulator process failed: {value}; vectorization=sync shows where")
-        return [value for _, value in answers]
-
-
-def _serve(pipe: Connection, recipe: EnvRecipe, count: int) -> None:
-    """Answer method calls until None or the end of the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends this process
-    envs = LocalEnvs(recipe, count)
-    try:
-        while (call := pipe.recv()) is not None:
-            method, args = call
-            try:
-                pipe.send((True, getattr(envs, method)(*args)))
-            except Exception as error:  # noqa: BLE001  whatever an environment raises is the parent's to report
-                pipe.send((False, f"{type(error).__name__}: {error}"))
-    except (EOFError, OSError):
-        pass  # the parent is gone
-    finally:
-        envs.close()
-
-
-def _joined(parts: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def make(recipe: EnvRecipe) -> gymnasium.Env[Any, Any]:
-    """One environment without a time limit (the caller counts) and without checks on every call."""
-    try:
-        env = _make(recipe)
-        wants_pictures = "render_mode" not in recipe.kwargs and not is_restorable(env)
-        if wants_pictures and "rgb_array" in env.metadata.get("render_modes", ()):
-            env.close()
-            env = _make(recipe, render_mode="rgb_array")
-    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise ImportError(f"{recipe.env_id} needs a package that is missing: {error}") from error
-    except gymnasium.error.UnregisteredEnv as error:
-        raise ValueError(f"unknown env_id {recipe.env_id!r}: {error}") from error
-    except TypeError as error:
-        raise ValueError(f"{recipe.env_id} can't be made with env_kwargs={dict(recipe.kwargs)}: {error}") from error
-    return env
-
-
-def _make(recipe: EnvRecipe, **more: Any) -> gymnasium.Env[Any, Any]:
-    return gymnasium.make(recipe.env_id, max_episode_steps=-1, disable_env_checker=True, **recipe.kwargs, **more)
-
-
-def is_restorable(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether MuJoCo's state is all there is: gymnasium's own MuJoCo environments, without extra wrappers."""
-    extra = env.spec is not None and env.spec.additional_wrappers
-    return not extra and type(env.unwrapped).__module__.startswith(RESTORABLE_MODULES)
-
-
-def observation_entries(space: gymnasium.Space[Any], env_id: str) -> tuple[Entry, ...]:
-    """A Box becomes ``state``, a Dict of Boxes its own names; each flattened. ValueError for anything else."""
-    parts: dict[str | None, gymnasium.Space[Any]] = {**space.spaces} if isinstance(space, Dict) else {None: space}
-    entries: list[Entry] = []
-    for key, part in parts.items():
-        name = "state" if key is None else key
-        if not isinstance(part, Box):
-            raise ValueError(  # noqa: TRY004  a setting is wrong, not an argument's type
-                f"{env_id} shows {name!r} as {part}: only Box, or a Dict of Boxes, can be read"
-            )
-        if len(part.shape) >= 2 and part.dtype == np.uint8:
-            raise ValueError(
-                f"{env_id} shows {name!r} as images {list(part.shape)}, which are not supported yet; choose its "
-                "state-based variant, often by env_kwargs"
-            )
-        entries.append(Entry(name, key, int(np.prod(part.shape, dtype=np.int64))))
-    return tuple(entries)
-
-
-def box_action(space: gymnasium.Space[Any], env_id: str) -> Box:
-    """The action space if it is a Box of floats, or a ValueError."""
-    if not isinstance(space, Box) or not np.issubdtype(space.dtype, np.floating):
-        raise ValueError(
-            f"{env_id} takes {space}, and actions here are continuous: choose an environment with a Box of floats "
-            "(many have a variant such as env_kwargs.continuous=true)"
-        )
-    return space
-
-
-def resized(frame: NDArray[Any], width: int, height: int, env: gymnasium.Env[Any, Any]) -> NDArray[np.uint8]:
+def resized(frame: NDArray[Any], width: int, height: int, env: Any) -> NDArray[np.uint8]:
     """The nearest pixels of an RGB ``frame``; RuntimeError where the environment drew none."""
     if frame.ndim != 3 or frame.shape[2] != 3:
         raise RuntimeError(f"{env} draws no RGB pictures (render_mode={env.render_mode!r})")

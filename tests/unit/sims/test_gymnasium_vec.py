@@ -29,7 +29,9 @@ class Counter(gymnasium.Env[Any, Any]):
         self.observation_space: gymnasium.Space[Any] = {
             "box": box,
             "dict": Dict({"observation": box, "desired_goal": Box(-1.0, 1.0, (3,))}),
-            "image": Dict({"observation": box, "pixels": Box(0, 255, (8, 8, 3), np.uint8)}),
+            "image": Dict({"observation": box, "pixels": Box(0, 255, (6, 8, 3), np.uint8)}),
+            "planes": Dict({"observation": box, "pixels": Box(0, 255, (3, 8, 8), np.uint8)}),
+            "tuple": gymnasium.spaces.Tuple((box, box)),
             "discrete": gymnasium.spaces.Discrete(4),
         }[shows]
 
@@ -37,6 +39,8 @@ class Counter(gymnasium.Env[Any, Any]):
         seen = np.array([[self.count, self.start], [0.0, 0.0]])
         if self.count == self.nan_at:
             seen[1, 1] = np.nan
+        if self.shows == "image":
+            return {"observation": seen, "pixels": np.full((6, 8, 3), self.count, np.uint8)}
         return seen if self.shows == "box" else {"observation": seen, "desired_goal": np.arange(3, dtype=np.float32)}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -178,6 +182,15 @@ def test_a_dictionary_of_boxes_becomes_named_entries(counter: Any) -> None:
         sim.state()
 
 
+def test_a_picture_becomes_an_entry_of_its_own(counter: Any) -> None:
+    sim = counter(2, shows="image")
+    told = sim.spec.observation["image_pixels"]
+    assert told.is_image and told.shape == (6, 8, 3) and told.dtype == "uint8"
+    step = sim.step(action(sim), np.array([True, False]))
+    assert step.obs["image_pixels"].shape == (2, 6, 8, 3) and step.obs["image_pixels"].dtype == np.uint8
+    assert step.obs["image_pixels"][:, 0, 0, 0].tolist() == [1, 0]
+
+
 def test_pictures_where_there_is_a_camera_or_an_own_renderer(counter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cheetah = GymnasiumVec("HalfCheetah-v5", 2)
     frame = cheetah.render(1, width=64, height=48)
@@ -233,12 +246,19 @@ def test_worker_processes_change_nothing() -> None:
         ({"env_id": "HalfCheetah-v9"}, "near: HalfCheetah-v"),
         ({"env_id": "CartPole-v1"}, "Box of floats"),
         ({"env_id": "Endless-v0"}, "give max_episode_steps"),
-        ({"env_id": "Counter-v0", "env_kwargs": {"shows": "image"}}, "images .* not supported yet"),
+        ({"env_id": "Counter-v0", "env_kwargs": {"shows": "planes"}}, r"uint8\[height, width, 3\]"),
+        ({"env_id": "Counter-v0", "env_kwargs": {"shows": "tuple"}}, "only Box"),
         ({"env_id": "Counter-v0", "env_kwargs": {"shows": "discrete"}}, "only Box"),
         ({"env_id": "Counter-v0", "env_kwargs": {"colour": 1}}, "env_kwargs="),
         ({"env_id": "Counter-v0", "num_envs": 0}, "at least one environment"),
         ({"env_id": "Counter-v0", "max_episode_steps": 0}, "at least one step"),
-        ({"env_id": "Counter-v0", "vectorization": "thread"}, "sync, async"),
+        ({"env_id": "Counter-v0", "vectorization": "thread"}, "sync, async, vector"),
+        ({"env_id": "Counter-v0", "vectorization": "vector"}, "no vector environment of its own"),
+        ({"env_id": "Counter-v0", "step_timeout_s": 0.0}, "must be positive"),
+        ({"env_id": ""}, "name an environment"),
+        ({"env_id": "x", "maker": "no_such_module:make"}, "no_such_module"),
+        ({"env_id": "x", "maker": "json:nothing"}, "module:function"),
+        ({"env_id": "gymnasium:Hoper-v5"}, "near: Hopper"),
     ],
 )
 def test_what_can_t_be_built_is_refused_with_a_way_out(arguments: dict[str, Any], said: str) -> None:
