@@ -21,9 +21,12 @@ from sims.base import BoolArray, FloatArray, Seed, SimSpec, Step
 from sims.checks import check_state, checked_action, checked_mask
 from sims.controllers import MAX_REFERENCE_ERROR_RAD
 from sims.episode_book import EpisodeBook
+from sims.mujoco_randomization import MujocoRandomization, holding_action
+from sims.randomize import RandomizeConfig
 from sims.render import Renderer
 from sims.scene import SceneLayout
 from sims.scene import load_model as load_model  # noqa: PLC0414  the engine's scenes, for those who look here
+from sims.task_samplers import ParameterSampler
 from sims.tasks import make_task
 from sims.tasks.base import SceneView, state_observation
 
@@ -41,7 +44,7 @@ CONTROL_AND_FIXTURES = int(
 class MujocoVec:
     """``VecSim`` over MuJoCo: see sims/base.py for the contract."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the task, the arm, and what a YAML file may say of each
         self,
         task: str = "lift",
         num_envs: int = 64,
@@ -52,10 +55,13 @@ class MujocoVec:
         max_episode_steps: int | None = None,
         dense_reward: bool = False,
         terminate_on_success: bool = True,
+        randomize: RandomizeConfig | Mapping[str, Any] | None = None,
+        sampler: str | Mapping[str, Any] | ParameterSampler = "uniform",
         seed: int = 0,
     ) -> None:
         """arm: ``franka``, … (sims/arm_model.py). num_threads: default one per usable core. max_episode_steps: default
-        the task's own limit.
+        the task's own limit. randomize: ranges of what varies from episode to episode (sims/randomize.py); sampler: who
+        chooses (sims/task_samplers.py).
         """
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs}: at least one environment is needed")
@@ -71,15 +77,23 @@ class MujocoVec:
         self._renderers: dict[tuple[int, int], Renderer] = {}
         self._qpos = slice(1, 1 + self.model.nq)  # FULLPHYSICS is (time, qpos, qvel, act)
         self._qvel = slice(1 + self.model.nq, 1 + self.model.nq + self.model.nv)
+        observation = {"environment_state": self.task.features(), "state": self.layout.state_feature}
+        action, self._random = self.layout.action_feature, None
+        if (config := RandomizeConfig.of(randomize)) is not None:
+            entries = {name: feature.shape[0] for name, feature in observation.items()}
+            self._random = MujocoRandomization(
+                self.model, config, sampler, num_envs=num_envs, action_dim=action.shape[0], entries=entries, seed=seed
+            )
         self._spec = SimSpec(
             name=self.task.name,
             engine="mujoco",
-            observation={"environment_state": self.task.features(), "state": self.layout.state_feature},
-            action=self.layout.action_feature,
+            observation=observation,
+            action=action,
             action_mode=action_mode,
             control_hz=CONTROL_HZ,
             max_episode_steps=max_episode_steps or self.task.max_episode_steps,
             restorable=True,
+            independent=self._random is None or self._random.independent,
             instruction=self.task.instruction,
             cameras=tuple(self.model.camera(i).name for i in range(self.model.ncam)),
         )
@@ -143,6 +157,8 @@ class MujocoVec:
             qpos, self._fixtures[row], self._reference[row] = self.layout.place(start, rng)
             self._physics[row] = 0.0
             self._physics[row, self._qpos] = qpos
+        if self._random is not None:
+            self._random.begin(rows, self._book, holding_action(self.layout, self._reference[rows]))
         self._book.begin(rows)
 
     def view(self) -> SceneView:
@@ -150,10 +166,11 @@ class MujocoVec:
         return self.layout.view(self.qpos, self._fixtures)
 
     def _observe(self, view: SceneView) -> dict[str, FloatArray]:
-        return {
+        obs: dict[str, FloatArray] = {
             "environment_state": self.task.observation(view).astype(np.float32),
             "state": state_observation(view).astype(np.float32),
         }
+        return obs if self._random is None else self._random.observed(obs, self._book)
 
     def observe(self) -> dict[str, FloatArray]:
         """See ``VecSim.observe``."""
@@ -176,17 +193,21 @@ class MujocoVec:
         diverged = np.zeros(self.num_envs, dtype=bool)
         diverged[rows] = self._advance(rows, action[rows])
         view = self.view()
-        final_obs, success = self._observe(view), self.task.success(view) & ~diverged
+        success = self.task.success(view) & ~diverged
         reward = self.task.reward(view) if self.dense_reward else success.astype(np.float64)
         reward = np.where(active & ~diverged, reward, 0.0)
         self._book.count(reward, active, diverged)
+        final_obs = self._observe(view)
         terminated = active & (diverged | (success if self.terminate_on_success else False))
         truncated = active & ~terminated & (self._book.steps >= self._spec.max_episode_steps)
         info = self._book.info(success & active, diverged)
-        done = terminated | truncated
+        ended = np.flatnonzero(terminated | truncated)
+        if self._random is not None:
+            info["parameters"] = self._random.episodes.parameters
+            self._random.finished(ended, self._book.returns[ended], success[ended])
         obs = final_obs
-        if done.any():
-            self._begin(np.flatnonzero(done))
+        if len(ended):
+            self._begin(ended)
             obs = self.observe()
         return Step(obs, reward.astype(np.float32), terminated, truncated, final_obs, info)
 
@@ -194,6 +215,8 @@ class MujocoVec:
         """Run one control step of ``rows``; returns which of them diverged (those keep their old state)."""
         if len(rows) == 0:
             return np.zeros(0, dtype=bool)
+        if self._random is not None:
+            action = self._random.delayed(rows, action)
         before, reference = self._physics[rows], self._reference[rows]
         command = self._command(before[:, self._qpos], reference, action)
         # Targets travel linearly within the control step, as an arm's own interpolator moves them.
@@ -233,7 +256,8 @@ class MujocoVec:
             stands = np.concatenate([placed[..., :3].reshape(len(rows), -1), placed[..., 3:].reshape(len(rows), -1)], 1)
             control = np.concatenate([control, np.repeat(stands[:, None], self._substeps, axis=1)], axis=2)
             more["control_spec"] = CONTROL_AND_FIXTURES
-        states, _ = self._pool.rollout(self.model, self._workers, before, control, **more)
+        model = self.model if self._random is None else self._random.models(rows)
+        states, _ = self._pool.rollout(model, self._workers, before, control, **more)
         return np.asarray(states)[:, -1]
 
     # ------------------------------------------------------------------ state, pictures, end
@@ -245,6 +269,7 @@ class MujocoVec:
             "reference": self._reference.copy(),
             "fixtures": self._fixtures.copy(),
             **self._book.state(),
+            **({} if self._random is None else self._random.state()),
         }
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -253,18 +278,20 @@ class MujocoVec:
         self._physics, self._reference = np.array(state["physics"]), np.array(state["reference"])
         self._fixtures = np.array(state["fixtures"])
         self._book.restore(state)
+        if self._random is not None:
+            self._random.restore(state)
 
     def render(
         self, env: int = 0, *, camera: str | None = None, width: int = 320, height: int = 240
     ) -> NDArray[np.uint8]:
         """See ``VecSim.render``; camera None is ``front``."""
-        data = self._scratch
-        mujoco.mj_setState(self.model, data, self._physics[env], PHYSICS)
+        data, model = self._scratch, self.model if self._random is None else self._random.show(env)
+        mujoco.mj_setState(model, data, self._physics[env], PHYSICS)
         data.mocap_pos[:], data.mocap_quat[:] = self._fixtures[env, :, :3], self._fixtures[env, :, 3:]
-        mujoco.mj_forward(self.model, data)
+        mujoco.mj_forward(model, data)
         size = (width, height)
         if size not in self._renderers:
-            self._renderers[size] = Renderer(self.model, width=width, height=height)
+            self._renderers[size] = Renderer(model, width=width, height=height)
         return self._renderers[size].frame(data, camera or "front")
 
     def close(self) -> None:

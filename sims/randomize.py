@@ -17,6 +17,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from sims.render_overrides import VisualOverrides
+
 Range = tuple[float, float]
 MAX_LATENCY_STEPS = 50
 _AXES = ("x", "y", "z")
@@ -68,7 +70,7 @@ class RandomizeConfig:
     camera_fovy: Range | None = None
     """Scale of the vertical field of view; every camera draws its own."""
     light_position: Range | None = None
-    """Offset (m) of the lights along each axis. A directional light keeps aiming at the same point of the table."""
+    """Offset (m) of the lights along each axis; a directional light, as the native scenes have, shows no difference."""
     light_intensity: Range | None = None
     """Scale of the lights' diffuse colour."""
     object_color: Range | None = None
@@ -238,51 +240,33 @@ class ModelRandomizer:
             # What the constraint solver derives from masses: subtree masses, inverse weights, mean inertia.
             mujoco.mj_setConst(target, self._data)
 
-    def visual(self, values: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Arrays of MjModel's names for the environments of values [E, P]: cam_pos, cam_quat, cam_fovy, light_pos,
-        light_dir, light_diffuse and geom_rgba, [E, …] each; empty where nothing that is seen varies.
-        """
-        found: dict[str, NDArray[np.float64]] = {}
+    def visual(self, values: NDArray[np.float64]) -> VisualOverrides | None:
+        """What the environments of values [E, P] look like; None where nothing that is seen varies."""
         kinds = {name.split(".", maxsplit=1)[0] for name in self._column}
+        base, count = self.model, len(values)
+        seen: dict[str, NDArray[np.float64]] = {}
         if kinds & set(_PER_CAMERA):
-            found |= self._cameras(values)
-        if kinds & {"light_position", "light_intensity"}:
-            found |= self._lights(values)
+            position, rotation = np.zeros((count, base.ncam, 3)), np.zeros((count, base.ncam, 3))
+            fovy = np.zeros((count, base.ncam))
+            for name in self.space.cameras:
+                camera, matrix = int(base.camera(name).id), np.zeros(9)
+                mujoco.mju_quat2Mat(matrix, base.cam_quat[camera])
+                position[:, camera] = self._triple(values, f"camera_position.{name}", _AXES) @ matrix.reshape(3, 3).T
+                rotation[:, camera] = self._triple(values, f"camera_rotation.{name}", _AXES)
+                fovy[:, camera] = base.cam_fovy[camera] * (self.value(values, f"camera_fovy.{name}", 1.0) - 1.0)
+            seen |= {"camera_position": position, "camera_rotation": rotation, "camera_fovy": fovy}
+        if "light_position" in kinds:
+            offset = self._triple(values, "light_position", _AXES)
+            seen["light_position"] = np.repeat(offset[:, None], base.nlight, axis=1)
+        if "light_intensity" in kinds:
+            intensity = self.value(values, "light_intensity", 1.0)[:, None, None]
+            seen["light_diffuse"] = np.clip(base.light_diffuse[None] * intensity, 0.0, 1.0)
         if kinds & {"object_color", "table_color"}:
-            found["geom_rgba"] = self._colors(values)
-        return found
+            seen["geom_rgba"] = self._colors(values)
+        return VisualOverrides(**seen) if seen else None
 
     def _triple(self, values: NDArray[np.float64], name: str, parts: Sequence[str]) -> NDArray[np.float64]:
         return np.stack([self.value(values, f"{name}.{part}", 0.0) for part in parts], axis=-1)  # [E, 3]
-
-    def _cameras(self, values: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        count, base = len(values), self.model
-        pos = np.repeat(base.cam_pos[None], count, axis=0)
-        quat = np.repeat(base.cam_quat[None], count, axis=0)
-        fovy = np.repeat(base.cam_fovy[None], count, axis=0)
-        for name in self.space.cameras:
-            camera = int(base.camera(name).id)
-            matrix = np.zeros(9)
-            mujoco.mju_quat2Mat(matrix, base.cam_quat[camera])
-            pos[:, camera] += self._triple(values, f"camera_position.{name}", _AXES) @ matrix.reshape(3, 3).T
-            turn = rotation_quaternion(self._triple(values, f"camera_rotation.{name}", _AXES))
-            quat[:, camera] = quaternion_product(base.cam_quat[camera], turn)
-            fovy[:, camera] *= self.value(values, f"camera_fovy.{name}", 1.0)
-        return {"cam_pos": pos, "cam_quat": quat, "cam_fovy": np.clip(fovy, 1.0, 170.0)}
-
-    def _lights(self, values: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        base, offset = self.model, self._triple(values, "light_position", _AXES)
-        pos = base.light_pos[None] + offset[:, None]
-        direction = np.repeat(base.light_dir[None].astype(np.float64), len(values), axis=0)
-        down = base.light_dir[:, 2] < -1e-6
-        # Where the light's axis meets the table's plane z = 0.
-        reach = np.where(down, base.light_pos[:, 2] / np.where(down, -base.light_dir[:, 2], 1.0), 1.0)
-        aimed = base.light_pos + reach[:, None] * base.light_dir - pos
-        aimed /= np.linalg.norm(aimed, axis=-1, keepdims=True)
-        direction = np.where((offset != 0).any(axis=-1)[:, None, None], aimed, direction)
-        intensity = self.value(values, "light_intensity", 1.0)[:, None, None]
-        diffuse = np.clip(base.light_diffuse[None] * intensity, 0.0, 1.0)
-        return {"light_pos": pos, "light_dir": direction, "light_diffuse": diffuse}
 
     def _colors(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         rgba = np.repeat(self.model.geom_rgba[None].astype(np.float64), len(values), axis=0)
@@ -301,21 +285,6 @@ def position_actuators(model: mujoco.MjModel) -> NDArray[np.int64]:
     """Actuators whose force is kp (ctrl - length) - kv velocity."""
     affine = model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE
     return np.flatnonzero(affine & (model.actuator_gainprm[:, 0] == -model.actuator_biasprm[:, 1]))
-
-
-def rotation_quaternion(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rotation vectors [..., 3] (rad) → quaternions [..., 4], wxyz."""
-    angle = np.linalg.norm(vector, axis=-1, keepdims=True)
-    return np.concatenate([np.cos(0.5 * angle), 0.5 * np.sinc(0.5 * angle / np.pi) * vector], axis=-1)
-
-
-def quaternion_product(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Hamilton product of wxyz quaternions [..., 4]; ``a`` and ``b`` broadcast."""
-    aw, ax, ay, az = np.moveaxis(a, -1, 0)
-    bw, bx, by, bz = np.moveaxis(b, -1, 0)
-    w, x = aw * bw - ax * bx - ay * by - az * bz, aw * bx + ax * bw + ay * bz - az * by
-    y, z = aw * by - ax * bz + ay * bw + az * bx, aw * bz + ax * by - ay * bx + az * bw
-    return np.stack([w, x, y, z], axis=-1)
 
 
 def _expanded(name: str, cameras: Sequence[str]) -> list[str]:

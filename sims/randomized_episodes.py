@@ -106,7 +106,7 @@ class RandomizedEpisodes:
             "queue": self._queue.copy(),
             "ended": self._ended.copy(),
             "outcome": self._outcome.copy(),
-            "counts": np.array([self._queued, self._proposals, self._count]),
+            "counts": np.array([self._queued, self._proposals, self._count, self._seed]),
         }
         return found | {f"sampler.{name}": array for name, array in self.sampler.state().items()}
 
@@ -115,7 +115,7 @@ class RandomizedEpisodes:
         self._u, self._queue = np.array(state["u"]), np.array(state["queue"])
         self._values = self.space.physical(self._u)
         self._ended, self._outcome = np.array(state["ended"]), np.array(state["outcome"])
-        self._queued, self._proposals, self._count = (int(count) for count in state["counts"])
+        self._queued, self._proposals, self._count, self._seed = (int(count) for count in state["counts"])
         prefix = "sampler."
         self.sampler.restore({name[len(prefix) :]: array for name, array in state.items() if name.startswith(prefix)})
 

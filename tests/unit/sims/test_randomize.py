@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from sims.randomize import ModelRandomizer, ParameterSpace, RandomizeConfig, rotation_quaternion
+from sims.randomize import ModelRandomizer, ParameterSpace, RandomizeConfig
 
 SCENE = """
 <mujoco>
@@ -181,11 +181,13 @@ def test_pictures_vary_as_plain_arrays(model: mujoco.MjModel) -> None:
         ("light_intensity", 3.0), ("object_color.green", 0.3), ("object_color.red", 0.5),
     ):  # fmt: skip
         values[1, space.names.index(name)] = value
-    seen = randomizer.visual(values)
-    assert set(seen) == {"cam_pos", "cam_quat", "cam_fovy", "light_pos", "light_dir", "light_diffuse", "geom_rgba"}
+    overrides = randomizer.visual(values)
+    assert overrides is not None and overrides.camera_fovy is not None
+    assert overrides.camera_position is not None and overrides.camera_position.shape == (2, 2, 3)
+    seen = overrides.absolute(model, 2)
+    assert set(seen) == {"cam_pos", "cam_quat", "cam_fovy", "light_pos", "light_diffuse", "geom_rgba"}
     for name, array in seen.items():
         assert_allclose(array[0], getattr(model, name), atol=1e-7, err_msg=name)
-        assert array.shape == (2, *getattr(model, name).shape)
     assert_allclose(seen["cam_pos"][1, 0], [1, 0.1, 1], atol=1e-7)  # the camera's x axis is the world's y
     assert_array_equal(seen["cam_pos"][1, 1], model.cam_pos[1])
     expected = np.zeros(4)
@@ -193,10 +195,13 @@ def test_pictures_vary_as_plain_arrays(model: mujoco.MjModel) -> None:
     mujoco.mju_mulQuat(expected, model.cam_quat[0], turn)
     assert_allclose(seen["cam_quat"][1, 0], expected)
     assert_allclose(seen["light_pos"][1, 0], [1, 0, 2])
-    assert_allclose(seen["light_dir"][1, 0], np.array([-1, 0, -2]) / np.sqrt(5))  # still aimed at the origin
     assert_allclose(seen["light_diffuse"][1, 0], 1.0)  # 1.5 clipped
     assert_allclose(seen["geom_rgba"][1, model.geom("cube").id], [1.0, 0.5, 0.2, 1.0], atol=1e-6)
-    assert rotation_quaternion(np.zeros(3)).tolist() == [1, 0, 0, 0]
+    wide = ModelRandomizer(model, RandomizeConfig(camera_fovy=(0.5, 1.5), cameras=("side",)), [])
+    fovy = wide.visual(np.array([[1.2]]))
+    assert fovy is not None
+    assert_allclose(fovy.absolute(model, 1)["cam_fovy"], [[40, 60]])
+    assert ModelRandomizer(model, RandomizeConfig(object_mass=(1, 2)), []).visual(np.ones((1, 1))) is None
 
 
 def test_what_the_scene_lacks_is_named() -> None:
