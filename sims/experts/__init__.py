@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from sims.experts.base import Expert, ExpertConfig, ToolExpert
+from collections.abc import Callable
+
+from sims.experts.base import Expert, ExpertConfig
 from sims.experts.furniture import DoorExpert, DrawerExpert
 from sims.experts.lift import LiftExpert
+from sims.experts.pick_place import PickPlaceExpert
 from sims.experts.push import PushExpert
 from sims.experts.reach import ReachExpert
+from sims.experts.two_arm_transport import TwoArmTransportExpert
 
 __all__ = ["Expert", "ExpertConfig", "make_expert"]
 
-EXPERTS: dict[str, type[ToolExpert]] = {
+EXPERTS: dict[str, Callable[..., Expert]] = {
     "reach": ReachExpert,
     "lift": LiftExpert,
     "push": PushExpert,
     "door": DoorExpert,
     "drawer": DrawerExpert,
+    "pick_place": PickPlaceExpert,
+    "two_arm_transport": TwoArmTransportExpert,
 }
 
 

@@ -1,0 +1,89 @@
+"""Tasks in which objects are carried or pushed to a place: experts, success, rest, and independence of E."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sims.demonstrations import collect_demonstrations
+from sims.experts import ExpertConfig, make_expert
+from sims.mujoco_vec import MujocoVec
+from sims.tasks import make_task
+from sims.tasks.base import ArmView, SceneView, pose
+
+NAMES = ("pick_place",)
+
+
+def scene(
+    objects: dict[str, list[float]],
+    fixtures: dict[str, list[float]] | None = None,
+    *,
+    tcp: tuple[float, float, float] = (0.3, 0.0, 0.4),
+    opening: float = 0.08,
+) -> SceneView:
+    """One environment made by hand: positions of objects and fixtures with an optional yaw as the fourth number."""
+    arm = ArmView(np.zeros((1, 7)), np.array([tcp]), np.array([[1.0, 0, 0, 0, -1, 0]]), np.array([opening]))
+
+    def poses(places: dict[str, list[float]]) -> dict[str, NDArray[np.float64]]:
+        return {name: pose(p[:3], p[3] if len(p) > 3 else 0.0)[None] for name, p in places.items()}
+
+    return SceneView((arm,), poses(objects), poses(fixtures or {}), {})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_clean_expert_succeeds_and_starts_are_no_success(name: str) -> None:
+    sim = MujocoVec(name, 32)
+    assert not sim.success.any()
+    demos = collect_demonstrations(sim, make_expert(name, 32), 32, seed=3)
+    assert demos.attempted_successes >= 0.9 * demos.attempted
+    assert sim.diverged_count == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_novice_mostly_succeeds(name: str) -> None:
+    sim = MujocoVec(name, 16)
+    novice = make_expert(name, 16, ExpertConfig.imperfect(1.0))
+    demos = collect_demonstrations(sim, novice, 16, seed=4, keep_failures=True)
+    assert demos.success.mean() >= 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_untouched_objects_rest(name: str) -> None:
+    sim = MujocoVec(name, 16, terminate_on_success=False)
+    before = {key: value.copy() for key, value in sim.view().objects.items()}
+    hold = np.zeros((16, *sim.spec.action.shape), dtype=np.float32)
+    hold[:, -1] = 0.08
+    for _ in range(40):
+        sim.step(hold)
+    for key, value in sim.view().objects.items():
+        start = int(sim.model.joint(key).dofadr[0])
+        assert np.abs(sim.qvel[:, start : start + 6]).max() < 1e-2
+        np.testing.assert_allclose(value[:, :2], before[key][:, :2], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_episode_is_the_same_whatever_the_number_of_environments(name: str) -> None:
+    few, many = MujocoVec(name, 2, seed=5, num_threads=1), MujocoVec(name, 5, seed=5, num_threads=2)
+    expert = make_expert(name, 5)
+    for _ in range(40):
+        action = np.clip(expert.act(many.observe()), many.spec.action.low, many.spec.action.high).astype(np.float32)
+        one, other = few.step(action[:2]), many.step(action)
+        for key, value in one.obs.items():
+            np.testing.assert_array_equal(value, other.obs[key][:2])
+        np.testing.assert_array_equal(one.reward, other.reward[:2])
+
+
+def test_a_can_counts_when_let_go_inside_the_bin() -> None:
+    task, place = make_task("pick_place"), {"bin": [0.5, 0.2]}
+    good = scene({"can": [0.52, 0.15, 0.045]}, place)
+    assert task.success(good)[0] and task.reward(good)[0] == 1
+    lying = scene({"can": [0.5, 0.2, 0.025]}, place)
+    assert task.success(lying)[0]
+    for can, tcp in (
+        ([0.5, 0.115, 0.045], (0.3, 0.0, 0.4)),  # beside the wall
+        ([0.5, 0.2, 0.07], (0.3, 0.0, 0.4)),  # above the rim
+        ([0.5, 0.2, 0.045], (0.5, 0.2, 0.07)),  # still held
+    ):
+        miss = scene({"can": can}, place, tcp=tcp)
+        assert not task.success(miss)[0] and task.reward(miss)[0] < 1
