@@ -18,7 +18,7 @@ OPEN_RAD = 0.6
 
 
 def handle_position(frame: Array, hinge_rad: Array) -> Array:
-    """frame [E, 7], hinge_rad [E] -> [E, 3] where the handle is."""
+    """Where the handle is, [E, 3]; frame [E, 7], hinge_rad [E]."""
     xp = namespace(frame)
     angle = yaw_of_pose(frame) - hinge_rad  # the hinge turns clockwise
     cos, sin = xp.cos(angle), xp.sin(angle)

@@ -17,7 +17,7 @@ OPEN_M = 0.12
 
 
 def handle_position(cabinet: Array, slide_m: Array) -> Array:
-    """cabinet [E, 7], slide_m [E] -> [E, 3] where the handle is."""
+    """Where the handle is, [E, 3]; cabinet [E, 7], slide_m [E]."""
     xp = namespace(cabinet)
     angle, reach = yaw_of_pose(cabinet), HANDLE_M[0] - slide_m
     return stack(
