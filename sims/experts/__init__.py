@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sims.experts.base import Expert, ExpertConfig
 from sims.experts.furniture import DoorExpert, DrawerExpert
 from sims.experts.lift import LiftExpert
+from sims.experts.pick_place import PickPlaceExpert
 from sims.experts.push import PushExpert
 from sims.experts.reach import ReachExpert
 from sims.experts.two_arm_transport import TwoArmTransportExpert
@@ -19,6 +20,7 @@ EXPERTS: dict[str, Callable[..., Expert]] = {
     "push": PushExpert,
     "door": DoorExpert,
     "drawer": DrawerExpert,
+    "pick_place": PickPlaceExpert,
     "two_arm_transport": TwoArmTransportExpert,
 }
 

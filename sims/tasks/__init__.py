@@ -8,6 +8,7 @@ from sims.tasks.base import Task
 from sims.tasks.door import Door
 from sims.tasks.drawer import Drawer
 from sims.tasks.lift import Lift
+from sims.tasks.pick_place import PickPlace
 from sims.tasks.push import Push
 from sims.tasks.reach import Reach
 from sims.tasks.two_arm_transport import TwoArmTransport
@@ -18,6 +19,7 @@ TASKS: tuple[type[Task], ...] = (
     Lift,
     Door,
     Drawer,
+    PickPlace,
     TwoArmTransport,
 )
 
