@@ -1,8 +1,9 @@
 """Runs a chunked policy in a vectorised simulator, one decision at a time.
 
 One decision emits a chunk of H rows, of which the first Ta run. An environment whose episode ends inside the chunk
-stops there (the simulator's mask leaves it untouched) and waits for the next decision. The reward of a decision is the
-sum over the rows that ran, so the outer MDP of DPPO (arXiv 2409.00588) is the one that gamma discounts.
+stops there (the simulator's mask leaves it untouched, or idle where it can't) and waits for the next decision. The
+reward of a decision is the sum over the rows that ran, so the outer MDP of DPPO (arXiv 2409.00588) is the one that
+gamma discounts.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopo.errors import ConfigError, ShapeError
-from robopo.policies.base import Policy, PolicySpec
+from robopo.errors import ShapeError
+from robopo.policies.base import Policy
 from robopo.rollout.episodes import Episode, RolloutStats
 from robopo.rollout.fit import check_fits
 from robopo.rollout.history import ObsHistory
@@ -48,7 +49,6 @@ class ChunkRunner:
     def __init__(self, sim: VecSim, policy: Policy, *, device: torch.device | str) -> None:
         """device: where the policy computes and where decisions lie."""
         check_fits(policy.spec, sim.spec)
-        _check_maskable(sim, policy.spec)
         self.sim, self.policy, self.device = sim, policy, torch.device(device)
         self.env_steps = 0
         """Control steps since construction (or since the run began, after a resume)."""
@@ -134,7 +134,8 @@ class ChunkRunner:
         ended = active & ~alive
         self._first = np.where(active, False, self._first)
         if ended.any():
-            self._history.reset(opening, ended)
+            # Where those that wait can't be left untouched, they have idled since: look again.
+            self._history.reset(opening if self.sim.spec.maskable else self.sim.observe(), ended)
             self._clear_episode(ended)
         return reward, terminated, truncated, next_obs
 
@@ -247,12 +248,3 @@ def _merge(target: dict[str, NDArray[Any]], source: Mapping[str, NDArray[Any]], 
             target[key][mask] = value[mask]
         else:
             target[key] = value.copy()
-
-
-def _check_maskable(sim: VecSim, spec: PolicySpec) -> None:
-    """Refuse a simulator that can't wait inside a chunk where an episode ends."""
-    if spec.action_steps > 1 and not sim.spec.maskable:
-        raise ConfigError(
-            f"{sim.spec.name} ({sim.spec.engine}) can't mask environments, so a chunk of {spec.action_steps} rows "
-            "can't stop where its episode ends; use action_steps=1 or a maskable simulator"
-        )

@@ -208,7 +208,6 @@ def test_reset_drops_unfinished_episodes() -> None:
             r"is \[2\] in .*, the policy was trained on \[3\]",
         ),
         (FakeSpec(action_dim=7), PointMass(), ShapeError, "action_mode"),
-        (FakeSpec(action_steps=2), PointMass(maskable=False), ConfigError, "action_steps=1"),
     ],
 )
 def test_mismatches_are_named(spec: FakeSpec, sim: PointMass, error: type[Exception], message: str) -> None:
