@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sims.experts.base import Expert, ExpertConfig
 from sims.experts.furniture import DoorExpert, DrawerExpert
 from sims.experts.lift import LiftExpert
+from sims.experts.peg_insertion import PegInsertionExpert
 from sims.experts.pick_place import PickPlaceExpert
 from sims.experts.push import PushExpert
 from sims.experts.reach import ReachExpert
@@ -21,6 +22,7 @@ EXPERTS: dict[str, Callable[..., Expert]] = {
     "door": DoorExpert,
     "drawer": DrawerExpert,
     "pick_place": PickPlaceExpert,
+    "peg_insertion": PegInsertionExpert,
     "two_arm_transport": TwoArmTransportExpert,
 }
 

@@ -8,6 +8,7 @@ from sims.tasks.base import Task
 from sims.tasks.door import Door
 from sims.tasks.drawer import Drawer
 from sims.tasks.lift import Lift
+from sims.tasks.peg_insertion import PegInsertion
 from sims.tasks.pick_place import PickPlace
 from sims.tasks.push import Push
 from sims.tasks.reach import Reach
@@ -20,6 +21,7 @@ TASKS: tuple[type[Task], ...] = (
     Door,
     Drawer,
     PickPlace,
+    PegInsertion,
     TwoArmTransport,
 )
 

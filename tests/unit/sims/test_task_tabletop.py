@@ -12,7 +12,7 @@ from sims.mujoco_vec import MujocoVec
 from sims.tasks import make_task
 from sims.tasks.base import ArmView, SceneView, pose
 
-NAMES = ("pick_place",)
+NAMES = ("pick_place", "peg_insertion")
 
 
 def scene(
@@ -87,3 +87,32 @@ def test_a_can_counts_when_let_go_inside_the_bin() -> None:
     ):
         miss = scene({"can": can}, place, tcp=tcp)
         assert not task.success(miss)[0] and task.reward(miss)[0] < 1
+
+
+def test_a_nut_counts_when_round_the_peg_and_down() -> None:
+    task, peg = make_task("peg_insertion"), {"peg": [0.5, 0.15]}
+    for nut in ([0.503, 0.148, 0.011, 0.05], [0.5, 0.15, 0.02, np.pi / 2]):
+        good = scene({"nut": nut}, peg)
+        assert task.success(good)[0] and task.reward(good)[0] == 1
+    for nut in ([0.5, 0.15, 0.071], [0.54, 0.15, 0.011], [0.5, 0.15, 0.045]):  # on top, beside, only half way down
+        miss = scene({"nut": nut}, peg)
+        assert not task.success(miss)[0] and task.reward(miss)[0] < 1
+
+
+def test_only_the_peg_in_the_hole_is_as_low_as_that() -> None:
+    """A nut that lies on the peg's top, pressed down by nothing, stays above the height that counts."""
+    sim = MujocoVec("peg_insertion", 4, terminate_on_success=False)
+    state = sim.state()
+    start = 1 + int(sim.model.joint("nut").qposadr[0])
+    offsets = np.array([[0.0, 0.0], [0.003, -0.003], [0.008, 0.0], [0.012, 0.012]])
+    state["physics"][:, start : start + 2] = state["fixtures"][:, 0, :2] + offsets
+    state["physics"][:, start + 2] = 0.075
+    state["physics"][:, start + 3 : start + 7] = [1.0, 0.0, 0.0, 0.0]
+    sim.restore(state)
+    hold = np.zeros((4, *sim.spec.action.shape), dtype=np.float32)
+    for _ in range(20):
+        sim.step(hold)
+    assert sim.success[:2].tolist() == [True, True]  # with play it falls round the peg
+    assert not sim.success[3]
+    speed = sim.qvel[:2, int(sim.model.joint("nut").dofadr[0]) :][:, :6]
+    assert np.abs(speed).max() < 1e-2
