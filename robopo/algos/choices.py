@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from robopo.policies.base import PolicySpec
 from robopo.policies.config import Reduce
-from robopo.types import DenoisingChain, Moments, Observation, RolloutBatch
+from robopo.types import DenoisingChain, Moments, Observation, RolloutBatch, pick_rows
 
 
 class LikelihoodConfig(Protocol):
@@ -95,7 +95,7 @@ class VelocityPolicy(ChainPolicy, Protocol):
 class Samples:
     """A RolloutBatch flattened to N = T * E decisions (row n = t * E + e), with its targets."""
 
-    obs: dict[str, Tensor]  # entries [N, To, D]
+    obs: dict[str, Tensor]  # entries [N, To, D]; pictures [N, To, height, width, 3], on the host
     latents: Tensor  # [N, K'+1, H, A]
     log_probs: Tensor  # [N, K']
     means: Tensor | None  # [N, K', H, A]
@@ -109,7 +109,7 @@ class Samples:
 
     def rows(self, decision: Tensor) -> dict[str, Tensor]:
         """Observations of the decisions [B]."""
-        return {key: value.index_select(0, decision) for key, value in self.obs.items()}
+        return pick_rows(self.obs, decision)
 
 
 class RatioBatch(NamedTuple):

@@ -29,7 +29,7 @@ from robopo.algos.stepping import minibatches, permutation
 from robopo.errors import ConfigError, ShapeError
 from robopo.policies.config import Reduce
 from robopo.processes.kernels import gaussian_log_prob
-from robopo.types import Moments, Observation
+from robopo.types import Moments, Observation, pick_rows
 
 log = logging.getLogger(__name__)
 
@@ -288,5 +288,5 @@ class JaggBackward:
 
 def _output(policy: OutputPolicy, windows: _Windows, step: Tensor) -> Tensor:
     """Output of the network, with a graph, at some of the M steps."""
-    obs = {key: value.index_select(0, step) for key, value in windows.obs.items()}
+    obs = pick_rows(windows.obs, step)
     return policy.net_output(obs, windows.x_in.index_select(0, step), windows.i.index_select(0, step))

@@ -277,16 +277,15 @@ class PolicyGradient:
 
     def _critic_step(self, data: Samples, decision: Tensor) -> Tensor:
         """One optimiser step on the decisions [B]; returns [loss, gradient norm], on the device."""
-        value = self.critic(data.rows(decision))
-        loss = value_loss(
-            value=value,
-            returns=data.returns.index_select(0, decision),
-            old_value=data.value.index_select(0, decision),
-            clip=self.config.clip_vloss,
-        )
         self.critic_optimizer.zero_grad()
-        (self.config.vf_coef * loss).backward()
-        return torch.stack([loss.detach(), self.critic_optimizer.guarded_step()])
+        total = data.value.new_zeros(())
+        for part in decision.chunk(self.config.accumulate):
+            value, old_value = self.critic(data.rows(part)), data.value.index_select(0, part)
+            returns, clip = data.returns.index_select(0, part), self.config.clip_vloss
+            loss = len(part) / len(decision) * value_loss(value=value, returns=returns, old_value=old_value, clip=clip)
+            (self.config.vf_coef * loss).backward()
+            total += loss.detach()
+        return torch.stack([total, self.critic_optimizer.guarded_step()])
 
     def _raise_nonfinite(
         self, batch: RolloutBatch, run: _Run, on_nonfinite: Callable[[str, Tensor], None] | None

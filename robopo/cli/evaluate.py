@@ -22,7 +22,7 @@ from robopo.eval.records import EvalReport
 from robopo.eval.report import CurvePoint, Film, Report
 from robopo.eval.seeds import evaluation_seeds
 from robopo.eval.video import annotate, record_episodes, write_mp4
-from robopo.policies.base import Policy
+from robopo.policies.base import Policy, PolicySpec
 from robopo.policies.build import with_num_steps
 from robopo.policies.chunk_policy import ChunkPolicy
 from robopo.policies.io import read_config
@@ -118,11 +118,19 @@ def make_sim(config: EvalConfig, policy: Policy, num_envs: int) -> VecSim:
     try:
         if policy.spec.action_mode == ACTION_MODE:
             return GymnasiumVec(policy.spec.task, num_envs)
-        return MujocoVec(policy.spec.task, num_envs, action_mode=policy.spec.action_mode)
+        return MujocoVec(policy.spec.task, num_envs, action_mode=policy.spec.action_mode, **pictures(policy.spec))
     except (ValueError, OSError) as error:
         raise ConfigError(
             f"the checkpoint's task {policy.spec.task!r} can't be built ({error}); choose one: sim=…"
         ) from error
+
+
+def pictures(spec: PolicySpec) -> dict[str, Any]:
+    """The simulator's settings for the pictures that a policy was trained on; none for one that sees numbers alone."""
+    if not spec.images:
+        return {}
+    cameras = tuple(name.removeprefix("image_") for name in spec.images)
+    return {"cameras": cameras, "image_size": next(iter(spec.images.values()))[0]}
 
 
 def film(config: EvalConfig, policy: Policy, seeds: Sequence[int], folder: Path, options: dict[str, Any]) -> list[Film]:

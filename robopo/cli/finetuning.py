@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from robopo.algos.policy_gradient import PolicyGradient
 from robopo.algos.policy_gradient_config import PolicyGradientConfig
 from robopo.algos.regularisers import Demonstrations
 from robopo.cli.configs import build
+from robopo.cli.critics import JoinedStats, make_critic, policy_critic
 from robopo.cli.pipeline import FinetunablePolicy
 from robopo.cli.schema import FinetuneConfig
 from robopo.critics.value import ValueNet
@@ -27,12 +28,13 @@ from robopo.policies.chunk_policy import ChunkPolicy
 from robopo.policies.io import save_policy
 from robopo.policies.running_stats import RunningObsStats
 from robopo.processes.exploration import Exploration
+from robopo.rollout.augmented import AugmentedRollouts
 from robopo.rollout.collector import Collector
 from robopo.rollout.episodes import EpisodeSeeds
 from robopo.rollout.group_collector import GroupCollector, GroupConfig
 from robopo.rollout.vine import VineCollector, VineConfig
 from robopo.train.seeding import SeedTree
-from robopo.train.stages import OnPolicyAlgorithm, OnPolicyStage, RolloutSource
+from robopo.train.stages import ObservationStats, OnPolicyAlgorithm, OnPolicyStage, RolloutSource
 from sims.base import VecSim
 
 
@@ -122,10 +124,10 @@ def policy_gradient_stage(
     """
     chosen = algorithm_choices(config)
     policy = for_finetuning(policy, finetune, config.reduce, chosen.exploration)
-    critic = value_net(policy.spec, finetune, policy, seeds.device)
+    critic = make_critic(policy, sim.spec, finetune, seeds.device)
     algorithm = PolicyGradient(
         policy,
-        critic,
+        critic.net,
         config,
         ratio=chosen.ratio,
         advantage=chosen.advantage,
@@ -135,22 +137,26 @@ def policy_gradient_stage(
         accelerator=None if chosen.accelerator is None else chosen.accelerator.build(policy, chosen.ratio),
     )
     asked_by = f"algo.advantage={type(chosen.advantage).__name__}"
-    collector = make_collector(sim, policy, chosen.advantage.rollout, chosen.rollout, seeds, asked_by)
+    collector = make_collector(sim, policy, chosen.advantage.rollout, chosen.rollout, seeds, asked_by, critic.also)
+    if policy.spec.images and finetune.augment:
+        collector = AugmentedRollouts(collector, policy)
+    stats = [RunningObsStats(policy.normalizer, list(policy.spec.obs))] if learn_observations else []
+    stats += [] if critic.stats is None else [critic.stats]
     stage = on_policy_stage(
         algorithm,
         collector,
-        {"policy": policy, "critic": critic},
+        {"policy": policy, "critic": critic.net},
         finetune,
         seeds,
         lambda folder: save_policy(folder, policy, provenance),
-        RunningObsStats(policy.normalizer, list(policy.spec.obs)) if learn_observations else None,
+        stats[0] if len(stats) == 1 else JoinedStats(stats) if stats else None,
     )
     return stage, policy
 
 
 def value_net(spec: PolicySpec, finetune: FinetuneConfig, policy: FinetunablePolicy, device: torch.device) -> ValueNet:
     """A critic that sees observations as the policy does."""
-    return ValueNet(spec.obs, spec.obs_steps, finetune.critic_hidden, policy.normalizer).to(device)
+    return policy_critic(spec, finetune, policy, device)
 
 
 def make_collector(
@@ -160,21 +166,24 @@ def make_collector(
     settings: GroupConfig | VineConfig | None,
     seeds: Seeds,
     asked_by: str = "the algorithm",
+    also: Collection[str] = (),
 ) -> RolloutSource:
     """The collector that an advantage needs. Raises ConfigError where ``algo.rollout`` belongs to another one.
 
-    asked_by: what needs it, for that message.
+    asked_by: what needs it, for that message. also: entries that the critic sees and the policy doesn't.
     """
     collector: Collector | VineCollector
     match kind, settings:
         case RolloutKind.GROUPS, GroupConfig() | None:
             starts = EpisodeSeeds(seeds.tree.int("episodes") % 2**63, reserved=RESERVED)
-            return GroupCollector(sim, policy, settings or GroupConfig(), seeds=starts, device=seeds.device)
+            return GroupCollector(sim, policy, settings or GroupConfig(), seeds=starts, device=seeds.device, also=also)
         case RolloutKind.VINE, VineConfig() | None:
             vine_seed = seeds.tree.int("vine") % 2**63
-            collector = VineCollector(sim, policy, settings or VineConfig(), seed=vine_seed, device=seeds.device)
+            collector = VineCollector(
+                sim, policy, settings or VineConfig(), seed=vine_seed, device=seeds.device, also=also
+            )
         case RolloutKind.PLAIN, None:
-            collector = Collector(sim, policy, device=seeds.device)
+            collector = Collector(sim, policy, device=seeds.device, also=also)
         case _:
             names = {RolloutKind.PLAIN: "null", RolloutKind.GROUPS: "a GroupConfig", RolloutKind.VINE: "a VineConfig"}
             raise ConfigError(
@@ -192,7 +201,7 @@ def on_policy_stage(
     finetune: FinetuneConfig,
     seeds: Seeds,
     export: Callable[[Path], None],
-    observation_stats: RunningObsStats | None = None,
+    observation_stats: ObservationStats | None = None,
 ) -> OnPolicyStage:
     """A stage with its own streams of random numbers."""
     return OnPolicyStage(

@@ -28,7 +28,7 @@ from robopo.critics.q_ensemble import QEnsemble
 from robopo.data.demo import DemoData
 from robopo.data.replay import ReplayBuffer, demo_transitions, seed_with
 from robopo.errors import ConfigError
-from robopo.policies.base import Policy
+from robopo.policies.base import Policy, PolicySpec
 from robopo.policies.chunk_policy import ACTION, ChunkPolicy
 from robopo.policies.gaussian import GaussianPolicy
 from robopo.policies.io import SavedPolicy, save_policy
@@ -62,6 +62,7 @@ def regression_stage(
 ) -> tuple[OnPolicyStage, Policy]:
     """DRWR, DAWR or PODPO on fresh rollouts; all of the policy's steps learn."""
     chunk = _chunk_policy(policy, type(config).__name__)
+    _numbers_alone(chunk.spec, type(config).__name__.removesuffix("Config"))
     chunk.begin_finetuning(chunk.process.num_steps)
     modules: dict[str, nn.Module] = {"policy": chunk}
     match config:
@@ -96,6 +97,7 @@ def off_policy_stage(
     Raises ConfigError when the method and the kind of policy, or what it needs, don't go together.
     """
     spec = policy.spec
+    _numbers_alone(spec, type(settings.method).__name__.removesuffix("Config"))
     critic = QEnsemble(
         spec.obs, spec.obs_steps, spec.action_steps, spec.action_dim, settings.critic, policy.normalizer
     ).to(seeds.device)
@@ -203,3 +205,12 @@ def _demo_buffer(
     buffer = ReplayBuffer(policy.spec, rows.reward.shape[0], extras=extras, device=seeds.device)
     seed_with(buffer, rows)
     return buffer
+
+
+def _numbers_alone(spec: PolicySpec, method: str) -> None:
+    """Raise ConfigError for a policy of pictures: these methods' critics and regressions see numbers."""
+    if spec.images:
+        raise ConfigError(
+            f"{method} learns from numbers alone, and this policy sees {', '.join(spec.images)}; fine-tune it with a "
+            "row of the policy-gradient family, such as algo=dppo_pixels"
+        )

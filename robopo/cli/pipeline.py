@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from robopo.cli.policy_schema import (
 )
 from robopo.data.demo import DemoData
 from robopo.data.sampler import WindowDataset, frame_tensors
-from robopo.errors import ConfigError
+from robopo.errors import ConfigError, did_you_mean
 from robopo.eval.evaluate import evaluate
 from robopo.eval.seeds import SeedPurpose, evaluation_seeds
 from robopo.policies.base import Policy, PolicySpec
@@ -35,16 +35,18 @@ from robopo.policies.running_stats import scratch_normalizer
 from robopo.train.loop import Evaluate
 from robopo.train.seeding import SeedTree
 from robopo.train.stages import CloningStage
-from sims.base import SimSpec, VecSim
+from sims.base import Feature, SimSpec, VecSim
 
 type FinetunablePolicy = ChunkPolicy | GaussianPolicy | GMMPolicy
 """What cloning makes and the policy-gradient family improves."""
 
 
 def policy_spec(sim: SimSpec, config: PolicySettings) -> PolicySpec:
-    """Names and sizes from the simulator, chunk sizes from the configuration."""
+    """Names and sizes from the simulator, chunk sizes and the choice of entries from the configuration."""
+    seen = chosen_entries(sim, getattr(config, "obs", None), pictures=getattr(config, "vision", None) is not None)
     return PolicySpec(
-        obs={name: feature.shape[0] for name, feature in sim.observation.items()},
+        obs={name: feature.shape[0] for name, feature in seen.items() if not feature.is_image},
+        images={name: (feature.shape[0], feature.shape[1], 3) for name, feature in seen.items() if feature.is_image},
         action_dim=sim.action.shape[0],
         action_names=sim.action.names,
         obs_steps=config.obs_steps,
@@ -54,6 +56,28 @@ def policy_spec(sim: SimSpec, config: PolicySettings) -> PolicySpec:
         action_mode=sim.action_mode,
         task=sim.name,
     )
+
+
+def chosen_entries(sim: SimSpec, asked: Sequence[str] | None, *, pictures: bool) -> dict[str, Feature]:
+    """What a policy sees of ``sim``: what is asked for, or the default of ``policy.obs``. Raises ConfigError."""
+    shown = sim.observation
+    if asked is None:
+        asked = [name for name, feature in shown.items() if pictures or not feature.is_image]
+        asked = [name for name in asked if not pictures or name != "environment_state"]
+    for name in asked:
+        if name not in shown:
+            cameras = " (pictures: sim.cameras=[front])" if name.startswith("image_") else ""
+            raise ConfigError(f"policy.obs: {sim.name} shows no {name!r}{did_you_mean(name, shown)}{cameras}")
+    seen = {name: shown[name] for name in asked}
+    images = [name for name, feature in seen.items() if feature.is_image]
+    if pictures and not images:
+        raise ConfigError(
+            f"this policy sees pictures, and {sim.name} shows none: add sim.cameras=[front,wrist], or choose a policy "
+            "of states such as policy=diffusion_mlp"
+        )
+    if images and not pictures:
+        raise ConfigError(f"policy.obs={images} are pictures, which need an encoder: use policy=diffusion_vit")
+    return seen
 
 
 def new_policy(data: DemoData, sim: SimSpec, config: PolicySettings, device: torch.device) -> FinetunablePolicy:
@@ -67,19 +91,19 @@ def new_policy(data: DemoData, sim: SimSpec, config: PolicySettings, device: tor
 
 def fitted_normalizer(data: DemoData, sim: SimSpec, spec: PolicySpec) -> MinMaxNormalizer:
     """The demonstrations' bounds. Raises DataError or ConfigError when they don't fit the simulator."""
-    data.require(spec.obs, spec.action_dim)
+    data.require(spec.obs, spec.action_dim, spec.images)
     if data.action_mode not in ("", sim.action_mode):
         raise ConfigError(
             f"the demonstrations' actions are {data.action_mode!r}, the simulator takes {sim.action_mode!r}; "
             f"use sim.action_mode={data.action_mode}, or other demonstrations"
         )
-    return MinMaxNormalizer.fit({key: x for key, x in frame_tensors(data).items() if key in {*spec.obs, "action"}})
+    return MinMaxNormalizer.fit(frame_tensors(data, keys=[*spec.obs, "action"]))
 
 
 def fresh_policy(spec: PolicySpec, config: PolicySettings, normalizer: MinMaxNormalizer) -> FinetunablePolicy:
     """A policy on the CPU with fresh weights, from torch's global generator."""
     if isinstance(config, ChunkPolicySettings):
-        return build_chunk_policy(spec, config.net, config.process, config.sampling, normalizer)
+        return build_chunk_policy(spec, config.net, config.process, config.sampling, normalizer, config.vision)
     if isinstance(config, OwnPolicySettings):
         return _own_policy(spec, config, normalizer)
     if isinstance(config, TanhGaussianSettings):
@@ -87,7 +111,7 @@ def fresh_policy(spec: PolicySpec, config: PolicySettings, normalizer: MinMaxNor
             "policy=tanh_gaussian is the actor of algo=rlpd and cal_ql; clone policy=gaussian_mlp instead"
         )
     make = build_gaussian if config.kind is DirectKind.GAUSSIAN else build_gmm
-    return make(spec, config.net, config.sampling, normalizer)
+    return make(spec, config.net, config.sampling, normalizer, config.vision)
 
 
 def _own_policy(spec: PolicySpec, config: OwnPolicySettings, normalizer: MinMaxNormalizer) -> FinetunablePolicy:
@@ -133,7 +157,8 @@ def cloning_stage(
         refresh()
         save_policy(folder, averaged, provenance)
 
-    windows = WindowDataset(data, obs_steps=policy.spec.obs_steps, horizon=policy.spec.horizon, device=device)
+    spec, keys = policy.spec, [*policy.spec.obs, *policy.spec.images]
+    windows = WindowDataset(data, obs_steps=spec.obs_steps, horizon=spec.horizon, device=device, keys=keys)
     stage = CloningStage(
         windows=windows,
         algorithm=algorithm,

@@ -10,6 +10,8 @@ from robopo.nn.dit import DiTConfig
 from robopo.nn.gaussian_mlp import GaussianMLPConfig
 from robopo.nn.mlp import DiffusionMLPConfig
 from robopo.nn.unet1d import UNet1DConfig
+from robopo.nn.vision_resnet import ResNetConfig
+from robopo.nn.vision_vit import VitConfig
 from robopo.policies.config import ChunkPolicyConfig
 from robopo.policies.one_step import OneStepConfig
 from robopo.policies.tanh_gaussian import TanhGaussianConfig
@@ -33,6 +35,11 @@ class ChunkPolicySettings:
     """Noise floors, clips and likelihood."""
     net: Any = None
     """Sizes of the network: a DiffusionMLPConfig, UNet1DConfig or DiTConfig."""
+    vision: Any = None
+    """Encoder of pictures: a VitConfig or a ResNetConfig; null: the policy sees numbers alone."""
+    obs: tuple[str, ...] | None = None
+    """Observation entries that the policy sees; null: all numbers, or with ``vision`` all pictures and all numbers but
+    environment_state, which no robot has."""
 
 
 class DirectKind(StrEnum):
@@ -58,6 +65,11 @@ class DirectPolicySettings:
     """Squashing, clips and likelihood."""
     net: GaussianMLPConfig = field(default_factory=GaussianMLPConfig)
     """Sizes of the network, and the range of its standard deviations."""
+    vision: Any = None
+    """Encoder of pictures: a VitConfig or a ResNetConfig; null: the policy sees numbers alone."""
+    obs: tuple[str, ...] | None = None
+    """Observation entries that the policy sees; null: all numbers, or with ``vision`` all pictures and all numbers but
+    environment_state, which no robot has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,4 +113,6 @@ POLICIES = {
     ("policy/net", "mlp_schema"): DiffusionMLPConfig,
     ("policy/net", "unet_schema"): UNet1DConfig,
     ("policy/net", "dit_schema"): DiTConfig,
+    ("policy/vision", "vit_schema"): VitConfig,
+    ("policy/vision", "resnet_schema"): ResNetConfig,
 }

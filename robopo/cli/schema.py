@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
@@ -14,6 +15,15 @@ from robopo.eval.seeds import SeedPurpose
 from robopo.policies.config import Reduce
 from robopo.train.logger import LoggerConfig
 from robopo.train.loop import LoopConfig
+
+
+class CriticInputs(StrEnum):
+    """What the value network sees."""
+
+    POLICY = "policy"
+    """What the policy sees; pictures through an encoder of its own."""
+    STATE = "state"
+    """All numbers of the simulator, also those hidden from the policy; it scales them by what it has seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,12 @@ class FinetuneConfig:
     """Least std in log-probabilities when compat_published; null: as std_floor."""
     critic_hidden: tuple[int, ...] = (256, 256, 256)
     """Widths of the value network: an odd number of equal entries."""
+    critic_inputs: CriticInputs | None = None
+    """See CriticInputs; null: the state for a policy of pictures where the simulator has environment_state to show,
+    else what the policy sees."""
+    augment: bool = True
+    """Shift the pictures of each rollout at random and score its chains again on them, as DPPO does; false: ratios are
+    exactly those of the policy that acted. Says nothing about policies without pictures."""
 
     def __post_init__(self) -> None:
         if (self.ft_steps or 0) < 0 or (self.num_steps or 1) < 1 or self.num_decisions < 1:
@@ -115,13 +131,17 @@ class CollectConfig:
     sim: Any = MISSING
     """Simulator (group ``sim``)."""
     out: str | None = None
-    """New dataset folder; null: data/<task>."""
+    """New dataset folder, or <name>.npz for transitions with rewards (of a checkpoint); null: data/<task>."""
     episodes: int = 100
     """Demonstrations to write."""
     imperfection: float = 0.0
     """0 is the clean expert, 1 a hurried novice."""
+    checkpoint: str | None = None
+    """Run or checkpoint folder whose policy acts instead of an expert; needed where there is none (gymnasium)."""
+    deterministic: bool = False
+    """Of the checkpoint's policy: as little noise as its sampler allows; false explores as training does."""
     keep_failures: bool = False
-    """Also keep demonstrations that failed."""
+    """Also keep demonstrations that failed; simulators without success keep all."""
     overwrite: bool = False
     """Replace an existing dataset."""
     seed: int = 0

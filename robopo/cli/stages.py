@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,7 +88,8 @@ def stage_of(config: TrainConfig, shop: Workshop) -> Prepared:
 
 
 def _cloning(config: TrainConfig, algo: BCConfig, shop: Workshop) -> Prepared:
-    data, sim = _demonstrations(config, shop.sim.spec), shop.sim.spec
+    sim = shop.sim.spec
+    data = _demonstrations(config, sim, policy_spec(sim, config.policy).images)
     policy = new_policy(data, sim, config.policy, shop.seeds.device)
     cloning = cloning_stage(
         policy,
@@ -109,8 +110,9 @@ def _policy_gradient(config: TrainConfig, algo: PolicyGradientConfig, shop: Work
     policy, parent = _starting_policy(config, shop)
     windows: WindowDataset | None = None
     if algo.demo_coef > 0.0:
-        data, spec = _demonstrations(config, shop.sim.spec), policy.spec
-        windows = WindowDataset(data, obs_steps=spec.obs_steps, horizon=spec.horizon, device=shop.seeds.device)
+        spec, device = policy.spec, shop.seeds.device
+        data, keys = _demonstrations(config, shop.sim.spec, spec.images), [*spec.obs, *spec.images]
+        windows = WindowDataset(data, obs_steps=spec.obs_steps, horizon=spec.horizon, device=device, keys=keys)
     stage, policy = policy_gradient_stage(
         policy,
         shop.sim,
@@ -205,11 +207,11 @@ def _beside(cloned: FinetunablePolicy, config: TrainConfig, shop: Workshop) -> S
     return fresh_policy(spec, config.policy, copy.deepcopy(cloned.normalizer)).to(shop.seeds.device)
 
 
-def _demonstrations(config: TrainConfig, sim: SimSpec) -> DemoData:
+def _demonstrations(config: TrainConfig, sim: SimSpec, images: Collection[str] = ()) -> DemoData:
     if config.demos is None:
         raise ConfigError(
             "this algo needs demonstrations: give demos=<dataset folder, robomimic .hdf5 or DPPO .npz>; "
             "robopo collect writes a dataset"
         )
     proprioception = sim.observation["state"].shape[0] if "state" in sim.observation else None
-    return load_demonstrations(Path(config.demos), control_hz=sim.control_hz, state_dim=proprioception)
+    return load_demonstrations(Path(config.demos), control_hz=sim.control_hz, state_dim=proprioception, images=images)

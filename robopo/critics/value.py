@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from robopo.errors import ConfigError, ShapeError, did_you_mean
 from robopo.nn.activation import Activation
 from robopo.nn.mlp import ResidualMLP
+from robopo.nn.vision import VisionEncoder
 from robopo.types import Observation
 
 OBS_CLIP = 5.0
@@ -40,19 +41,35 @@ class ValueNet(nn.Module):
         normalizer: Normalizer | None = None,
         *,
         activation: Activation = Activation.MISH,
+        vision: VisionEncoder | None = None,
     ) -> None:
-        """obs: name -> D, read in sorted order. normalizer: the policy's; None takes observations as they are."""
+        """obs: name -> D, read in sorted order. normalizer: the policy's; None takes observations as they are.
+
+        vision: the critic's own encoder of pictures, whose features are put beside the numbers.
+        """
         super().__init__()
-        if not obs or obs_steps < 1:
+        if not (obs or vision) or obs_steps < 1:
             raise ConfigError(f"obs={dict(obs)}, obs_steps={obs_steps}: expected at least one observation and one step")
         self.obs, self.obs_steps = dict(sorted(obs.items())), obs_steps
         self.normalizer = normalizer
-        self.net = ResidualMLP(obs_steps * sum(self.obs.values()), 1, hidden, activation=activation)
+        self.vision = vision
+        size = obs_steps * sum(self.obs.values()) + (0 if vision is None else vision.dim)
+        self.net = ResidualMLP(size, 1, hidden, activation=activation)
 
     def forward(self, obs: Observation) -> Tensor:
-        """Entries [B, To, D] in physical units -> [B]."""
+        """Entries [B, To, D] in physical units, and pictures where there is an encoder -> [B]."""
         parts = [self._entry(obs, key, size).flatten(1) for key, size in self.obs.items()]
+        if self.vision is not None:
+            parts.append(self._features(self.vision, obs, parts))
         return self.net(torch.cat(parts, dim=1)).squeeze(1)
+
+    def _features(self, vision: VisionEncoder, obs: Observation, parts: list[Tensor]) -> Tensor:
+        for key in vision.images:
+            if key not in obs:
+                raise ShapeError(f"picture {key!r} is missing{did_you_mean(key, obs)}")
+        pictures = [obs[key] for key in vision.images]
+        low = torch.cat(parts, dim=1) if parts else next(vision.parameters()).new_zeros(len(pictures[0]), 0)
+        return vision(pictures, low)
 
     def _entry(self, obs: Observation, key: str, size: int) -> Tensor:
         if key not in obs:

@@ -15,6 +15,8 @@ from robopo.errors import DataError, did_you_mean
 Float32Array = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+Frames = NDArray[Any]
+"""float32 [N, D], or pictures: uint8 [N, height, width, 3]."""
 
 ACTION = "action"
 
@@ -27,7 +29,10 @@ class Columns(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """One demonstration: obs entries [L, D] and action [L, A] in physical units; success None means unknown."""
+    """One demonstration: obs entries [L, D] and action [L, A] in physical units; success None means unknown.
+
+    Pictures among the entries are uint8 [L, height, width, 3].
+    """
 
     obs: Mapping[str, NDArray[Any]]
     action: NDArray[Any]
@@ -38,11 +43,13 @@ class Episode(NamedTuple):
 class DemoData:
     """N frames of M demonstrations, episode after episode. Arrays are read-only copies made at construction.
 
-    Raises DataError when there is nothing to learn from or a value can't be trained on.
+    Pictures are not copied, for they fill the memory: leave theirs alone once they are here. Raises DataError when
+    there is nothing to learn from or a value can't be trained on.
     """
 
-    obs: Mapping[str, Float32Array]
-    """Observation entries [N, D] in physical units, under the simulator's names (``state``, ``environment_state``)."""
+    obs: Mapping[str, Frames]
+    """Observation entries [N, D] in physical units, under the simulator's names (``state``, ``environment_state``), and
+    pictures uint8 [N, height, width, 3] (``image_<camera>``)."""
     action: Float32Array
     """[N, A], physical units."""
     episode_index: IntArray
@@ -56,14 +63,15 @@ class DemoData:
     instruction: str = ""
     """The task in one sentence."""
     features: Mapping[str, Columns] = field(default_factory=dict[str, Columns])
-    """Element names and units of each observation entry and of ``action``; missing ones are numbered."""
+    """Element names and units of each observation entry and of ``action``; missing ones are numbered, and pictures have
+    none."""
     success: BoolArray | None = None
     """[M] whether each demonstration fulfilled the task, or None when the source doesn't say."""
     fingerprint: str = field(init=False, default="")
     """SHA-256 over names, shapes and values: equal data have equal fingerprints, whatever file they came from."""
 
     def __post_init__(self) -> None:
-        obs = {key: _frozen_matrix(key, value) for key, value in sorted(self.obs.items())}
+        obs = {key: _frozen(key, value) for key, value in sorted(self.obs.items())}
         action = _frozen_matrix(ACTION, self.action)
         episode_index = np.array(self.episode_index, dtype=np.int64).reshape(-1)
         episode_index.setflags(write=False)
@@ -72,8 +80,9 @@ class DemoData:
         if not np.isfinite(self.control_hz) or self.control_hz <= 0:
             raise DataError(f"control_hz={self.control_hz}: demonstrations need a positive frame rate in Hz")
         arrays = {**obs, ACTION: action}
-        features = {key: _columns(key, array.shape[1], self.features.get(key)) for key, array in arrays.items()}
-        _check_finite(arrays, features, episode_index)
+        numbers = {key: array for key, array in arrays.items() if not is_pictures(array)}
+        features = {key: _columns(key, array.shape[1], self.features.get(key)) for key, array in numbers.items()}
+        _check_finite(numbers, features, episode_index)
         _set(self, obs=obs, action=action, episode_index=episode_index, success=success, features=features)
         _set(self, fingerprint=_fingerprint(arrays, episode_index))
 
@@ -87,13 +96,18 @@ class DemoData:
         keys = sorted(episodes[0].obs)
         flags = [episode.success for episode in episodes]
         return cls(
-            obs={key: np.concatenate([np.asarray(e.obs[key], np.float32) for e in episodes]) for key in keys},
+            obs={key: np.concatenate([_entry(e.obs[key]) for e in episodes]) for key in keys},
             action=np.concatenate([np.asarray(e.action, np.float32) for e in episodes]),
             episode_index=np.repeat(np.arange(len(episodes)), [len(e.action) for e in episodes]),
             control_hz=control_hz,
             success=None if any(flag is None for flag in flags) else np.array(flags, dtype=np.bool_),
             **described,
         )
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Names of the pictures."""
+        return tuple(key for key, value in self.obs.items() if is_pictures(value))
 
     @property
     def num_episodes(self) -> int:
@@ -127,10 +141,26 @@ class DemoData:
         success = None if self.success is None else bool(self.success[index])
         return Episode({key: value[rows] for key, value in self.obs.items()}, self.action[rows], success)
 
-    def require(self, obs: Mapping[str, int], action_dim: int | None = None) -> None:
-        """Raise DataError unless every wanted entry exists with the wanted dimension (of a policy or a simulator)."""
+    def require(
+        self,
+        obs: Mapping[str, int],
+        action_dim: int | None = None,
+        images: Mapping[str, tuple[int, int, int]] | None = None,
+    ) -> None:
+        """Raise DataError unless every wanted entry exists with the wanted size (of a policy or a simulator)."""
+        for key, shape in (images or {}).items():
+            if key not in self.images:
+                raise DataError(
+                    f"the demonstrations have no pictures {key!r}{did_you_mean(key, self.images)}; record them with "
+                    f"robopo collect sim.cameras=[{key.removeprefix('image_')}]"
+                )
+            if self.obs[key].shape[1:] != tuple(shape):
+                raise DataError(
+                    f"pictures {key!r} are {list(self.obs[key].shape[1:])} in the demonstrations, expected "
+                    f"{list(shape)}; use sim.image_size={self.obs[key].shape[1]}, or record them again"
+                )
         for key, dim in obs.items():
-            if key not in self.obs:
+            if key not in self.features:
                 raise DataError(f"the demonstrations have no column {key!r}{did_you_mean(key, self.obs)}")
             found = self.obs[key].shape[1]
             if found != dim:
@@ -153,6 +183,24 @@ def _set(data: DemoData, **values: Any) -> None:
         object.__setattr__(data, name, value)
 
 
+def is_pictures(array: NDArray[Any]) -> bool:
+    """Whether these are pictures, uint8 [N, height, width, 3]."""
+    return array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] == 3
+
+
+def _entry(values: NDArray[Any]) -> Frames:
+    array = np.asarray(values)
+    return array if is_pictures(array) else np.asarray(array, np.float32)
+
+
+def _frozen(key: str, value: NDArray[Any]) -> Frames:
+    if not is_pictures(np.asarray(value)):
+        return _frozen_matrix(key, value)
+    array = np.ascontiguousarray(value).view()
+    array.setflags(write=False)
+    return array
+
+
 def _frozen_matrix(key: str, value: NDArray[Any]) -> Float32Array:
     array = np.array(value, dtype=np.float32)  # a copy: the caller keeps the original
     if array.ndim != 2:
@@ -173,7 +221,7 @@ def _check_episode(index: int, episode: Episode, *, expected: Mapping[str, NDArr
 
 
 def _check_lengths(
-    obs: Mapping[str, Float32Array], action: Float32Array, episode_index: IntArray, success: BoolArray | None
+    obs: Mapping[str, Frames], action: Float32Array, episode_index: IntArray, success: BoolArray | None
 ) -> None:
     if len(action) == 0:
         raise DataError("zero demonstrations: the dataset has no frames; record or collect at least one episode first")

@@ -1,14 +1,15 @@
 """Demonstrations in robomimic's HDF5 layout: ``data/demo_i/obs/<key>``, ``data/demo_i/actions``, ``mask/<filter>``.
 
-Low-dimensional entries only. Values stay as recorded: robosuite's quaternions are xyzw (the element names say so), and
-its controller takes actions in [-1, 1], so give ``action_mode`` only when you know what the recording controller meant.
+Numbers, and pictures where they are asked for by name. Values stay as recorded: robosuite's quaternions are xyzw (the
+element names say so), and its controller takes actions in [-1, 1], so give ``action_mode`` only when you know what the
+recording controller meant.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,14 @@ def read_robomimic(
     path: Path,
     *,
     entries: Mapping[str, Sequence[str]] | None = None,
+    images: Collection[str] = (),
     filter_key: str | None = None,
     control_hz: float | None = None,
     action_mode: str = "",
 ) -> DemoData:
     """Read a robomimic file.
+
+    images: pictures to read, ``image_<camera>`` for the recorded ``<camera>_image``; they stay uint8.
 
     entries: observation entry -> recorded keys, concatenated in that order. Default: ``state`` from each arm's
     end-effector position, quaternion and gripper, ``environment_state`` from ``object``. filter_key: a list under
@@ -59,7 +63,7 @@ def read_robomimic(
             )
         wanted = _default_entries(first["obs"]) if entries is None else entries
         sparse = not settings.get("reward_shaping", False)
-        episodes = [_episode(name, group[name], wanted, sparse_reward=sparse) for name in demos]
+        episodes = [_episode(name, group[name], wanted, images, sparse_reward=sparse) for name in demos]
         features = {entry: _columns(first["obs"], keys) for entry, keys in wanted.items()}
     return DemoData.from_episodes(
         episodes,
@@ -93,21 +97,31 @@ def _default_entries(obs: Any) -> dict[str, list[str]]:
     return {"state": state, **({"environment_state": ["object"]} if "object" in obs else {})}
 
 
-def _episode(name: str, demo: Any, entries: Mapping[str, Sequence[str]], *, sparse_reward: bool) -> Episode:
+def _episode(
+    name: str, demo: Any, entries: Mapping[str, Sequence[str]], images: Collection[str], *, sparse_reward: bool
+) -> Episode:
+    cameras = {entry: f"{entry.removeprefix('image_')}_image" for entry in images}
+    for key in cameras.values():
+        if key not in demo["obs"]:
+            raise DataError(
+                f"{name} has no pictures {key!r}{did_you_mean(key, demo['obs'])}; extract them with robomimic's "
+                "dataset_states_to_obs and --camera_names"
+            )
     for key in (key for keys in entries.values() for key in keys):
         if key not in demo["obs"]:
             raise DataError(f"{name} has no column {key!r}{did_you_mean(key, demo['obs'])}")
-    obs = {
+    obs: dict[str, NDArray[Any]] = {
         entry: np.concatenate([_matrix(demo["obs"][key][()]) for key in keys], axis=1)
         for entry, keys in entries.items()
     }
+    obs |= {entry: demo["obs"][key][()] for entry, key in cameras.items()}
     success = bool((demo["rewards"][()] > 0).any()) if sparse_reward and "rewards" in demo else None
     return Episode(obs, _matrix(demo["actions"][()]), success)
 
 
 def _matrix(values: NDArray[Any]) -> NDArray[np.float32]:
     if values.dtype == np.uint8:
-        raise DataError("an image column was chosen; this reader takes low-dimensional columns only")
+        raise DataError("an image column was chosen as numbers; name it in images=, as image_<camera>")
     return values.reshape(len(values), -1).astype(np.float32)
 
 

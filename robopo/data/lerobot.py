@@ -1,8 +1,8 @@
 """LeRobotDataset v3 folders, read and written with pyarrow alone.
 
-Importing lerobot takes about ten seconds and its writer works frame by frame; low-dimensional demonstrations need
-neither. The layout is the one of lerobot 0.6 (codebase version v3.0); a test opens our folders with LeRobot's own
-loader. What v3 has no place for (action mode, task name, units) lies in ``meta/robopo.json``, which LeRobot ignores.
+Importing lerobot takes about ten seconds and its writer works frame by frame; demonstrations need neither. Pictures
+are PNG (see ``lerobot_images``). The layout is the one of lerobot 0.6 (codebase version v3.0); a test opens our folders
+with LeRobot's own loader. What v3 has no place for (action mode, task name, units) lies in ``meta/robopo.json``.
 """
 
 from __future__ import annotations
@@ -17,20 +17,28 @@ from numpy.typing import NDArray
 
 from robopo.data.demo import ACTION, Columns, DemoData, Float32Array, IntArray
 from robopo.data.files import new_folder
+from robopo.data.lerobot_images import (
+    OBSERVATION,
+    QUANTILES,
+    column_name,
+    encoded,
+    image_feature,
+    picture_stats,
+    read_pictures,
+    wanted_pictures,
+)
 from robopo.data.stats import column_stats
 from robopo.errors import DataError, did_you_mean
 
 CODEBASE_VERSION = "v3.0"
 EXTRA_PATH = "meta/robopo.json"
 EXTRA_SCHEMA = 1
-OBSERVATION = "observation."
 STATE_KEYS = ("state", "environment_state")
 SUCCESS = "next.success"
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES_PATH = "meta/episodes/chunk-000/file-000.parquet"
 FILES_PER_CHUNK = 1000
 FILE_SIZE_MB = 100
-QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
 
 
 def write_lerobot(root: Path, data: DemoData, *, robot_type: str | None = None, overwrite: bool = False) -> Path:
@@ -44,12 +52,15 @@ def write_lerobot(root: Path, data: DemoData, *, robot_type: str | None = None, 
             f"control_hz={data.control_hz}: LeRobotDataset v3 stores whole frames per second; resample first"
         )
     columns = _frame_columns(data, fps)
-    files = _file_of_each_episode(data, columns)
+    pictures = {column_name(key): data.obs[key] for key in data.images}
+    png = {name: encoded(values) for name, values in pictures.items()}
+    files = _file_of_each_episode(data, columns, png)
     with new_folder(Path(root), overwrite=overwrite) as folder:
-        _write_frames(folder, data, columns, files)
+        _write_frames(folder, data, columns, png, files)
         _write_tasks(folder, data)
-        _write_episodes(folder, data, columns, files)
+        _write_episodes(folder, data, columns, pictures, files)
         stats = {name: _lerobot_stats(values) for name, values in columns.items()}
+        stats |= {name: picture_stats(values) for name, values in pictures.items()}
         _write_json(folder / "meta/stats.json", stats)
         _write_json(folder / "meta/info.json", _info(data, columns, fps, robot_type))
         _write_json(folder / EXTRA_PATH, _extra(data))
@@ -60,13 +71,15 @@ def read_lowdim(
     root: Path,
     *,
     keys: Sequence[str] | None = None,
+    images: Collection[str] = (),
     exclude_episodes: Collection[int] = (),
     action_mode: str | None = None,
 ) -> DemoData:
-    """Read the numeric columns of any LeRobotDataset v3 folder into memory; videos and images are left alone.
+    """Read the numeric columns of any LeRobotDataset v3 folder into memory; videos are left alone.
 
-    keys: observation entries without the ``observation.`` prefix (default: ``state`` and ``environment_state``,
-    whichever exist). exclude_episodes: episode numbers to leave out; the rest are renumbered. action_mode overrides
+    images: pictures to read as well, under the names ``image_<camera>``; they stay uint8. keys:
+    observation entries without the ``observation.`` prefix (default: ``state`` and ``environment_state``, whichever
+    exist). exclude_episodes: episode numbers to leave out; the rest are renumbered. action_mode overrides
     the recorded one.
     """
     root = Path(root)
@@ -74,7 +87,8 @@ def read_lowdim(
     features: Mapping[str, Any] = info["features"]
     wanted = _wanted_columns(features, keys)
     success_known = SUCCESS in features
-    table = _read_frames(root, [*wanted, "episode_index", *([SUCCESS] if success_known else [])])
+    shapes = wanted_pictures(features, images)
+    table = _read_frames(root, [*wanted, *shapes, "episode_index", *([SUCCESS] if success_known else [])])
     episode = _numbers(table, "episode_index").astype(np.int64).reshape(-1)
     keep = ~np.isin(episode, list(exclude_episodes))
     kept_episodes, renumbered = np.unique(episode[keep], return_inverse=True)
@@ -89,7 +103,7 @@ def read_lowdim(
         success = np.bincount(renumbered, weights=flags) > 0
     units: Mapping[str, Sequence[str]] = extra.get("units", {})
     return DemoData(
-        obs={key: value for key, value in arrays.items() if key != ACTION},
+        obs={key: value for key, value in arrays.items() if key != ACTION} | read_pictures(table, shapes, keep),
         action=arrays[ACTION],
         episode_index=renumbered.astype(np.int64),
         control_hz=float(info["fps"]),
@@ -112,7 +126,9 @@ def _frame_columns(data: DemoData, fps: int) -> dict[str, NDArray[Any]]:
     frame = np.arange(total) - data.starts[data.episode_index]
     last = np.zeros(total, np.bool_)
     last[data.starts + data.lengths - 1] = True
-    columns: dict[str, NDArray[Any]] = {OBSERVATION + key: value for key, value in data.obs.items()}
+    columns: dict[str, NDArray[Any]] = {
+        name: data.obs[name.removeprefix(OBSERVATION)] for name in _data_columns(data)[:-1]
+    }
     columns[ACTION] = data.action
     columns["next.done"] = last
     if data.success is not None:
@@ -125,13 +141,22 @@ def _frame_columns(data: DemoData, fps: int) -> dict[str, NDArray[Any]]:
     return {name: value.reshape(total, -1) for name, value in columns.items()}
 
 
-def _file_of_each_episode(data: DemoData, columns: Mapping[str, NDArray[Any]]) -> IntArray:
+def _file_of_each_episode(
+    data: DemoData, columns: Mapping[str, NDArray[Any]], png: Mapping[str, Sequence[bytes]]
+) -> IntArray:
     """[M] number of the data file that holds each episode: a new one about every FILE_SIZE_MB."""
     bytes_per_frame = sum(value.itemsize * value.shape[1] for value in columns.values())
+    bytes_per_frame += sum(len(picture) for pictures in png.values() for picture in pictures) // data.num_frames
     return (data.starts * bytes_per_frame // (FILE_SIZE_MB * 2**20)).astype(np.int64)
 
 
-def _write_frames(folder: Path, data: DemoData, columns: Mapping[str, NDArray[Any]], files: IntArray) -> None:
+def _write_frames(
+    folder: Path,
+    data: DemoData,
+    columns: Mapping[str, NDArray[Any]],
+    png: Mapping[str, Sequence[bytes]],
+    files: IntArray,
+) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -145,7 +170,12 @@ def _write_frames(folder: Path, data: DemoData, columns: Mapping[str, NDArray[An
         rows = file_of_frame == number
         path = folder / DATA_PATH.format(**_chunk_and_file(int(number)))
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({name: arrow(value[rows]) for name, value in columns.items()}), path)
+        table = {name: arrow(value[rows]) for name, value in columns.items()}
+        for name, pictures in png.items():
+            content = pa.array([pictures[row] for row in np.flatnonzero(rows)], pa.binary())
+            paths = pa.nulls(len(content), pa.string())
+            table[name] = pa.StructArray.from_arrays([content, paths], names=["bytes", "path"])
+        pq.write_table(pa.table(table), path)
 
 
 def _write_tasks(folder: Path, data: DemoData) -> None:
@@ -157,7 +187,13 @@ def _write_tasks(folder: Path, data: DemoData) -> None:
     pd.DataFrame({"task_index": [0]}, index=index).to_parquet(path)
 
 
-def _write_episodes(folder: Path, data: DemoData, columns: Mapping[str, NDArray[Any]], files: IntArray) -> None:
+def _write_episodes(
+    folder: Path,
+    data: DemoData,
+    columns: Mapping[str, NDArray[Any]],
+    pictures: Mapping[str, NDArray[Any]],
+    files: IntArray,
+) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -174,8 +210,9 @@ def _write_episodes(folder: Path, data: DemoData, columns: Mapping[str, NDArray[
             "dataset_from_index": start,
             "dataset_to_index": start + length,
         }
-        for name, values in columns.items():
-            stats = _lerobot_stats(values[start : start + length])
+        for name, values in {**columns, **pictures}.items():
+            summary = picture_stats if name in pictures else _lerobot_stats
+            stats = summary(values[start : start + length])
             row |= {f"stats/{name}/{statistic}": value for statistic, value in stats.items()}
         rows.append({**row, "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0})
     path = folder / EPISODES_PATH
@@ -191,7 +228,7 @@ def _lerobot_stats(values: NDArray[Any]) -> dict[str, Any]:
 
 def _info(data: DemoData, columns: Mapping[str, NDArray[Any]], fps: int, robot_type: str | None) -> dict[str, Any]:
     named = {name: data.features[name.removeprefix(OBSERVATION)].names for name in _data_columns(data)}
-    features = {
+    features: dict[str, Any] = {
         name: {
             "dtype": value.dtype.name,
             "shape": [value.shape[1]],
@@ -199,6 +236,7 @@ def _info(data: DemoData, columns: Mapping[str, NDArray[Any]], fps: int, robot_t
         }
         for name, value in columns.items()
     }
+    features |= {column_name(key): image_feature(data.obs[key]) for key in data.images}
     return {
         "codebase_version": CODEBASE_VERSION,
         "fps": fps,
@@ -227,7 +265,7 @@ def _extra(data: DemoData) -> dict[str, Any]:
 
 
 def _data_columns(data: DemoData) -> list[str]:
-    return [*(OBSERVATION + key for key in data.obs), ACTION]
+    return [*(OBSERVATION + key for key in data.obs if key not in data.images), ACTION]
 
 
 def _chunk_and_file(number: int) -> dict[str, int]:

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from robopo.data.demo import DemoData
 from robopo.data.dppo_npz import read_dppo_npz
 from robopo.data.hdf5 import read_robomimic
 from robopo.data.lerobot import read_lowdim
+from robopo.errors import DataError
 
 
-def load_demonstrations(path: Path, *, control_hz: float, state_dim: int | None = None) -> DemoData:
+def load_demonstrations(
+    path: Path, *, control_hz: float, state_dim: int | None = None, images: Collection[str] = ()
+) -> DemoData:
     """Read ``path`` by what it is; the readers' own functions have the finer settings.
 
     control_hz: rate of an npz, which doesn't say it; a folder and an HDF5 file know their own. state_dim: how many of
     an npz's numbers are proprioception (the rest become ``environment_state``). An npz in [-1, 1] is brought back to
-    physical units by a ``normalization.npz`` beside it, where there is one. Raises DataError.
+    physical units by a ``normalization.npz`` beside it, where there is one. images: pictures (``image_<camera>``) to
+    read as well, from a folder or an HDF5 file. Raises DataError.
     """
     match path.suffix:
         case ".hdf5" | ".h5":
-            return read_robomimic(path)
+            return read_robomimic(path, images=images)
         case ".npz":
+            if images:
+                raise DataError(
+                    f"{path}: pictures are not read from npz files; use a LeRobotDataset or robomimic's HDF5"
+                )
             beside = path.with_name("normalization.npz")
             normalization = beside if beside.exists() else None
             return read_dppo_npz(path, control_hz=control_hz, normalization=normalization, state_dim=state_dim)
         case _:
-            return read_lowdim(path)
+            return read_lowdim(path, images=images)

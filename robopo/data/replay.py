@@ -13,7 +13,7 @@ from torch import Tensor
 from robopo.data.demo import DemoData
 from robopo.errors import CheckpointError, ConfigError, DataError, ShapeError, did_you_mean
 from robopo.policies.base import PolicySpec
-from robopo.types import RolloutBatch
+from robopo.types import RolloutBatch, pick_rows
 
 type Columns = dict[str, Tensor]
 
@@ -22,7 +22,7 @@ _OBS, _NEXT, _IMPROVED = "obs.", "next_obs.", "improved_action"
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """n decisions: obs and next_obs entries [n, To, D], physical; action [n, H, A], normalised.
+    """n decisions: obs and next_obs entries [n, To, D], physical, or pictures; action [n, H, A], normalised.
 
     reward [n], summed over the executed rows, unscaled. terminated [n] bool: the true end of an episode; a time limit
     is not one, next_obs is then its last observation. index [n] long: rows of the buffer, empty if it isn't from one.
@@ -42,7 +42,7 @@ class Transitions:
 
 
 class ReplayBuffer:
-    """The last ``capacity`` decisions, in tensors allocated once on ``device``."""
+    """The last ``capacity`` decisions, in tensors allocated once: on ``device``, pictures as uint8 on the host."""
 
     def __init__(
         self,
@@ -63,13 +63,18 @@ class ReplayBuffer:
         shapes: dict[str, tuple[int, ...]] = {}
         for prefix in (_OBS, _NEXT):
             shapes |= {prefix + key: (spec.obs_steps, size) for key, size in spec.obs.items()}
+            shapes |= {prefix + key: (spec.obs_steps, *size) for key, size in spec.images.items()}
         shapes |= {"action": (spec.horizon, spec.action_dim), "reward": (), "terminated": ()}
         if taken := shapes.keys() & self._extras.keys():
             raise ConfigError(f"extras {sorted(taken)} are the buffer's own columns; use other names")
         shapes |= self._extras
+        pictures = {prefix + key for prefix in (_OBS, _NEXT) for key in spec.images}
+        kinds = {"terminated": torch.bool, **dict.fromkeys(pictures, torch.uint8)}
         self._columns: Columns = {
             name: torch.empty(
-                (capacity, *shape), device=self.device, dtype=torch.bool if name == "terminated" else torch.float32
+                (capacity, *shape),
+                device="cpu" if name in pictures else self.device,
+                dtype=kinds.get(name, torch.float32),
             )
             for name, shape in shapes.items()
         }
@@ -106,14 +111,14 @@ class ReplayBuffer:
         start = self._cursor + n - kept
         rows = torch.arange(start, start + kept, device=self.device) % self.capacity
         for name, column in self._columns.items():
-            column[rows] = given[name][n - kept :].detach().to(self.device, column.dtype)
+            column[rows.to(column.device)] = given[name][n - kept :].detach().to(column.device, column.dtype)
         self._cursor = (self._cursor + n) % self.capacity
         self.size = min(self.size + n, self.capacity)
 
     def add_rollout(self, batch: RolloutBatch, *, extras: Mapping[str, Tensor] | None = None) -> None:
         """Append the T * E decisions of ``batch``, in time order. extras: entries [T, E, ...]."""
         flat = {name: value.flatten(0, 1) for name, value in (extras or {}).items()}
-        wanted = self.spec.obs
+        wanted = {*self.spec.obs, *self.spec.images}
         self.add(
             obs={key: value.flatten(0, 1) for key, value in batch.obs.items() if key in wanted},
             action=batch.latents[:, :, -1].flatten(0, 1),
@@ -134,13 +139,13 @@ class ReplayBuffer:
 
     def rows(self, index: Tensor) -> Transitions:
         """The decisions ``index`` [n] long, copied."""
-        c = {name: column.index_select(0, index) for name, column in self._columns.items()}
+        c, keys = pick_rows(self._columns, index), [*self.spec.obs, *self.spec.images]
         return Transitions(
-            obs={key: c[_OBS + key] for key in self.spec.obs},
+            obs={key: c[_OBS + key] for key in keys},
             action=c["action"],
             reward=c["reward"],
             terminated=c["terminated"],
-            next_obs={key: c[_NEXT + key] for key in self.spec.obs},
+            next_obs={key: c[_NEXT + key] for key in keys},
             extras={name: c[name] for name in self._extras},
             index=index,
         )
@@ -197,7 +202,7 @@ class ReplayBuffer:
             raise CheckpointError(f"the saved replay buffer has other columns, first differences: {different}")
         self.size, self._cursor = int(state["size"]), int(state["cursor"])
         for name, column in self._columns.items():
-            column[: self.size] = columns[name].to(self.device)
+            column[: self.size] = columns[name].to(column.device)
 
 
 def demo_transitions(
@@ -215,7 +220,8 @@ def demo_transitions(
     success count as successes. Of failed ones, decisions that reach past the last observation are left out: what
     followed isn't known. With ``gamma`` the extra ``mc_return`` [n] is the discounted reward to go, per decision.
     """
-    data.require(spec.obs, spec.action_dim)
+    data.require(spec.obs, spec.action_dim, spec.images)
+    keys = [*spec.obs, *spec.images]
     success = np.ones(data.num_episodes, bool) if data.success is None else data.success
     lengths = data.lengths[data.episode_index]  # [N] of each frame's episode
     starts = data.starts[data.episode_index]
@@ -240,11 +246,11 @@ def demo_transitions(
         returns = np.where(good, success_reward * gamma ** (decisions - 1.0), 0.0)[keep]
         extras["mc_return"] = torch.from_numpy(returns.astype(np.float32))
     return Transitions(
-        obs={key: torch.from_numpy(data.obs[key][before]) for key in spec.obs},
+        obs={key: torch.from_numpy(data.obs[key][before]) for key in keys},
         action=normalize(torch.from_numpy(data.action[rows])),
         reward=torch.from_numpy(reward),
         terminated=torch.from_numpy((ends & good)[keep]),
-        next_obs={key: torch.from_numpy(data.obs[key][after]) for key in spec.obs},
+        next_obs={key: torch.from_numpy(data.obs[key][after]) for key in keys},
         extras=extras,
         index=torch.empty(0, dtype=torch.long),
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from robopo.data.demo import DemoData, IntArray
@@ -49,13 +51,17 @@ class WindowDataset:
         end: WindowEnd = WindowEnd.PAD,
         episodes: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
+        keys: Collection[str] | None = None,
     ) -> None:
-        """obs_steps To, horizon H; episodes: which demonstrations to use (default: all)."""
+        """obs_steps To, horizon H; episodes: which demonstrations to use (default: all). keys: observation entries to
+        read (default: all); pictures are read where they lie, on the host.
+        """
         if obs_steps < 1 or horizon < 1:
             raise ConfigError(f"obs_steps={obs_steps}, horizon={horizon}: both must be at least 1")
         chosen = _chosen_episodes(data, episodes)
         obs_index, action_index, padded = _window_tables(data, chosen, obs_steps, horizon, end)
-        self._obs = {key: torch.tensor(value, device=device) for key, value in data.obs.items()}
+        chosen_keys = list(data.obs) if keys is None else [key for key in data.obs if key in keys]
+        self._obs = {key: _entry(data.obs[key], device) for key in chosen_keys}
         self._action = torch.tensor(data.action, device=device)
         self._obs_index = torch.from_numpy(obs_index).to(device)  # [W, To]
         self._action_index = torch.from_numpy(action_index).to(device)  # [W, H]
@@ -69,7 +75,7 @@ class WindowDataset:
         """The windows ``index`` [B] (long), in that order."""
         index = index.to(self._action_index.device)
         rows = self._obs_index[index]
-        obs = {key: value[rows] for key, value in self._obs.items()}
+        obs = {key: value[rows.to(value.device)] for key, value in self._obs.items()}
         return WindowBatch(obs, self._action[self._action_index[index]], self._padded[index])
 
     def batches(
@@ -135,6 +141,18 @@ def _window_tables(
     return obs_index.astype(np.int64), np.minimum(wanted, last).astype(np.int64), wanted > last
 
 
-def frame_tensors(data: DemoData, *, device: torch.device | str = "cpu") -> Mapping[str, Tensor]:
-    """All frames by name, ``action`` included, each [N, D]: what a normaliser is fitted on."""
-    return {key: torch.tensor(value, device=device) for key, value in {**data.obs, "action": data.action}.items()}
+def frame_tensors(
+    data: DemoData, *, device: torch.device | str = "cpu", keys: Collection[str] | None = None
+) -> Mapping[str, Tensor]:
+    """All frames by name, ``action`` included, each [N, D]: what a normaliser is fitted on. keys: these alone."""
+    arrays = {**data.obs, "action": data.action}
+    return {key: torch.tensor(arrays[key], device=device) for key in arrays if keys is None or key in keys}
+
+
+def _entry(values: NDArray[Any], device: torch.device | str) -> Tensor:
+    """Numbers as a copy on ``device``; pictures as they are, without a copy: nothing here writes into them."""
+    if values.dtype != np.uint8:
+        return torch.tensor(values, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # DemoData's arrays are read-only
+        return torch.from_numpy(values)

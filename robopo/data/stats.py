@@ -40,5 +40,6 @@ def column_stats(values: NDArray[Any]) -> ColumnStats:
 
 
 def demo_stats(data: DemoData) -> Mapping[str, ColumnStats]:
-    """Statistics of every observation entry and of ``action``."""
-    return {key: column_stats(values) for key, values in {**data.obs, ACTION: data.action}.items()}
+    """Statistics of every observation entry of numbers and of ``action``."""
+    numbers = {key: values for key, values in data.obs.items() if key not in data.images}
+    return {key: column_stats(values) for key, values in {**numbers, ACTION: data.action}.items()}

@@ -52,6 +52,11 @@ def read_policy_spec(folder: Path) -> DeployedPolicy:
     spec = config.get("spec")
     if not isinstance(spec, dict):
         raise CheckpointError(f"{path} has no 'spec' entry, found {sorted(config)}; save the policy with this version")
+    if spec.get("images"):
+        raise CheckpointError(
+            f"{folder} holds a policy that sees pictures ({', '.join(sorted(spec['images']))}); robopo deploy feeds "
+            "numbers alone, so use a policy of states there"
+        )
     try:
         return DeployedPolicy(
             obs={str(key): int(spec["obs"][key]) for key in sorted(spec["obs"])},

@@ -112,14 +112,15 @@ class _Player:
         policy.reset()
 
     def begin(self, obs: Mapping[str, FloatArray]) -> None:
-        """Fill the history [E, To, D] with the first observation."""
-        self._history = {key: np.repeat(obs[key][:, None], self._spec.obs_steps, axis=1) for key in self._spec.obs}
+        """Fill the history, entries [E, To, ...], with the first observation."""
+        seen = [*self._spec.obs, *getattr(self._spec, "images", ())]
+        self._history = {key: np.repeat(obs[key][:, None], self._spec.obs_steps, axis=1) for key in seen}
 
     def see(self, obs: Mapping[str, FloatArray], playing: BoolArray) -> None:
         """Append the newest observation where the episode goes on."""
         for key, past in self._history.items():
             shifted = np.concatenate([past[:, 1:], obs[key][:, None]], axis=1)
-            self._history[key] = np.where(playing[:, None, None], shifted, past)
+            self._history[key] = np.where(playing.reshape(-1, *[1] * (past.ndim - 1)), shifted, past)
 
     def chunk(self, playing: BoolArray) -> NDArray[np.float32]:
         """[E, H, A] actions; rows of finished episodes are zero."""

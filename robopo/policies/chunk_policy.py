@@ -290,11 +290,17 @@ class ChunkPolicy(nn.Module):
         for i, active in enumerate(self.ft_active):
             score = latents.new_zeros(latents.shape[0])
             if active:
-                index, x_in = torch.full((latents.shape[0],), i, device=latents.device), latents[:, i]
-                moments = self._moments(cond, x_in, self._output(cond, x_in, index), index)
-                score = self._reduced(latents[:, i + 1], *moments)
+                score = self._reduced(latents[:, i + 1], *self._chain_moments(cond, latents, i))
             scores.append(score[:, None])
         return torch.cat(scores, dim=1)
+
+    def rescore(self, obs: Observation, latents: Tensor) -> DenoisingChain:
+        """The chain of latents [B, K'+1, H, A] under the present weights at ``obs``, every step as if it had noise."""
+        cond = self.encode(obs)
+        steps = [self._chain_moments(cond, latents, i) for i in range(self.ft_steps)]
+        scores = [self._reduced(latents[:, i + 1], *moments) for i, moments in enumerate(steps)]
+        means, stds = (torch.stack([m[part].expand_as(latents[:, 0]) for m in steps], dim=1) for part in (0, 1))
+        return DenoisingChain(latents, torch.stack(scores, dim=1), means, stds)
 
     def net_output(self, obs: Observation, x_in: Tensor, i: Tensor) -> Tensor:
         """The network's output [N, H, A] at the fine-tuned steps i [N] of latents x_in [N, H, A], with a graph."""
@@ -315,6 +321,11 @@ class ChunkPolicy(nn.Module):
         obs: entries [N, To, D]; x_in, x_out [N, H, A] normalised latents; i [N] long in 0..K'-1, in any mixture.
         """
         return self._reduced(x_out, *self.step_moments(obs, x_in, i))
+
+    def _chain_moments(self, cond: Tensor, latents: Tensor, i: int) -> Moments:
+        """Of step i of every row of latents [B, K'+1, H, A]."""
+        index, x_in = torch.full((latents.shape[0],), i, device=latents.device), latents[:, i]
+        return self._moments(cond, x_in, self._output(cond, x_in, index), index)
 
     def _output(self, cond: Tensor, x_in: Tensor, i: Tensor) -> Tensor:
         return self.net(x_in, self.process.timesteps[self._k(i)], self.process.condition(cond))

@@ -21,7 +21,7 @@ from robopo.policies.config import Reduce
 from robopo.policies.normalizer import MinMaxNormalizer
 from robopo.policies.obs_encoding import ACTION, encode_obs, shifted
 from robopo.policies.parts import check_parts
-from robopo.types import DenoisingChain, Observation
+from robopo.types import DenoisingChain, Moments, Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,19 @@ class OneStepPolicy[Net: nn.Module](nn.Module, ABC):
         if self.ft_steps == 0:
             return latents.new_zeros(latents.shape[0], 0)
         return self.reduced(self.joint_log_prob(self.encode(obs), latents[:, 1]))[:, None]
+
+    def rescore(self, obs: Observation, latents: Tensor) -> DenoisingChain:
+        """The chain of latents [B, 2, H, A] under the present weights at ``obs``; moments where there are some."""
+        log_probs = self.replay(obs, latents)
+        if not self.has_moments:
+            return DenoisingChain(latents, log_probs)
+        first = torch.zeros(latents.shape[0], dtype=torch.long, device=latents.device)
+        mean, std = self.step_moments(obs, latents[:, 0], first)
+        return DenoisingChain(latents, log_probs, mean[:, None], std[:, None])
+
+    @abstractmethod
+    def step_moments(self, obs: Observation, x_in: Tensor, i: Tensor) -> Moments:
+        """Mean and std [N, H, A] of the chunk, with a graph; ask ``has_moments`` first."""
 
     def step_log_prob(self, obs: Observation, x_in: Tensor, x_out: Tensor, i: Tensor) -> Tensor:
         """Log-probability [N] of the chunks x_out [N, H, A] (normalised), with a graph; x_in and i say nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,9 +18,11 @@ from sims.base import Seed, VecSim
 class Collector:
     """Steps ``sim`` with ``policy``; episodes go on from one ``collect`` to the next."""
 
-    def __init__(self, sim: VecSim, policy: Policy, *, device: torch.device | str = "cpu") -> None:
-        """device: where the policy computes and where the batches lie."""
-        self._runner = ChunkRunner(sim, policy, device=device)
+    def __init__(
+        self, sim: VecSim, policy: Policy, *, device: torch.device | str = "cpu", also: Collection[str] = ()
+    ) -> None:
+        """device: where the policy computes and the batches lie. also: entries of ``sim`` that the critic sees."""
+        self._runner = ChunkRunner(sim, policy, device=device, also=also)
         self.sim, self.policy, self.device = sim, policy, self._runner.device
         self.stats: RolloutStats | None = None
         """Of the last ``collect``."""

@@ -24,6 +24,7 @@ class ActorSpec(Protocol):
 
 def check_fits(spec: ActorSpec, sim: SimSpec) -> None:
     """Raise ShapeError or ConfigError unless the simulator shows and takes what the policy was trained on."""
+    _check_pictures(getattr(spec, "images", {}), sim)
     for key, dim in spec.obs.items():
         if key not in sim.observation:
             raise ShapeError(f"{sim.name} shows no {key!r}{did_you_mean(key, sim.observation)}")
@@ -42,3 +43,18 @@ def check_fits(spec: ActorSpec, sim: SimSpec) -> None:
         )
     if abs(spec.control_hz - sim.control_hz) > 1e-6 * spec.control_hz:
         raise ConfigError(f"the policy acts at {spec.control_hz} Hz, the simulator at {sim.control_hz} Hz")
+
+
+def _check_pictures(images: Mapping[str, tuple[int, int, int]], sim: SimSpec) -> None:
+    cameras = ",".join(key.removeprefix("image_") for key in images)
+    for key, shape in images.items():
+        if key not in sim.observation:
+            raise ShapeError(
+                f"{sim.name} shows no picture {key!r}; add sim.cameras=[{cameras}] sim.image_size={shape[0]}"
+            )
+        found = sim.observation[key]
+        if not found.is_image or found.shape != tuple(shape):
+            raise ShapeError(
+                f"{key!r} is {list(found.shape)} in {sim.name}, the policy was trained on {list(shape)}; "
+                f"use sim.image_size={shape[0]}"
+            )

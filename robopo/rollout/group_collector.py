@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -54,8 +54,9 @@ class GroupCollector:
         *,
         seeds: EpisodeSeeds,
         device: torch.device | str = "cpu",
+        also: Collection[str] = (),
     ) -> None:
-        """seeds: where the starts come from; they must leave out those of evaluation episodes."""
+        """seeds: where the starts come from; they must leave out those of evaluation episodes. also: see Collector."""
         if not sim.spec.maskable:
             raise ConfigError(
                 f"{sim.spec.name} ({sim.spec.engine}) can't mask environments, so episodes that start together can't "
@@ -66,7 +67,7 @@ class GroupCollector:
                 f"{sim.num_envs} environments can't be split into groups of {config.group_size}; "
                 "make num_envs a multiple of group_size"
             )
-        self._runner = ChunkRunner(sim, policy, device=device)
+        self._runner = ChunkRunner(sim, policy, device=device, also=also)
         self.sim, self.policy, self.config, self.device = sim, policy, config, self._runner.device
         self.stats: RolloutStats | None = None
         """Of the last ``collect``; the episodes of every round."""
@@ -153,7 +154,8 @@ def _overlay(old: RolloutBatch, new: RolloutBatch, mask: Tensor) -> RolloutBatch
         if before is None:
             return None
         if isinstance(before, Tensor):
-            return torch.where(mask.view(-1, *([1] * (before.ndim - 2))), after, before)
+            chosen = mask.view(-1, *([1] * (before.ndim - 2))).to(before.device)  # pictures lie on the host
+            return torch.where(chosen, after, before)
         return {key: choose(value, after[key]) for key, value in before.items()}
 
     names = [field.name for field in fields(RolloutBatch)]

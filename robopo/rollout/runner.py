@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,11 @@ class Decision:
 class ChunkRunner:
     """What the collectors share: the simulator, the policy's view of it, the running episodes and their log."""
 
-    def __init__(self, sim: VecSim, policy: Policy, *, device: torch.device | str) -> None:
-        """device: where the policy computes and where decisions lie."""
+    def __init__(self, sim: VecSim, policy: Policy, *, device: torch.device | str, also: Collection[str] = ()) -> None:
+        """device: where the policy computes and where decisions lie (pictures stay on the host).
+
+        also: further observation entries that decisions keep, for a critic that knows more than the policy.
+        """
         check_fits(policy.spec, sim.spec)
         self.sim, self.policy, self.device = sim, policy, torch.device(device)
         self.env_steps = 0
@@ -56,7 +59,7 @@ class ChunkRunner:
         """Episodes that ended since ``begin``."""
         self.started = False
         spec, E = policy.spec, sim.num_envs
-        self._history = ObsHistory(spec.obs, num_envs=E, obs_steps=spec.obs_steps)
+        self._history = ObsHistory.of(spec, sim.spec, E, also)
         self._first = np.ones(E, bool)  # the next decision opens an episode
         self._return = np.zeros(E)
         self._length = np.zeros(E, np.int64)

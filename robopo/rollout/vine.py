@@ -6,7 +6,7 @@ Trust Region Policy Optimization (Schulman et al. 2015, arXiv 1502.05477, sectio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,9 +88,16 @@ class VineCollector:
     """
 
     def __init__(
-        self, sim: VecSim, policy: Policy, config: VineConfig, *, seed: int, device: torch.device | str = "cpu"
+        self,
+        sim: VecSim,
+        policy: Policy,
+        config: VineConfig,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        also: Collection[str] = (),
     ) -> None:
-        """seed: of the vine's own generator."""
+        """seed: of the vine's own generator. also: as in Collector."""
         spec = sim.spec
         if not (spec.restorable and spec.maskable):
             lacking = "restore its state" if not spec.restorable else "mask environments"
@@ -98,7 +105,7 @@ class VineCollector:
                 f"{spec.name} ({spec.engine}) can't {lacking}, so no continuations can be drawn from a state; "
                 "use another simulator or an advantage with rollout 'plain'"
             )
-        self._runner = ChunkRunner(sim, policy, device=device)
+        self._runner = ChunkRunner(sim, policy, device=device, also=also)
         self.sim, self.policy, self.config, self.device = sim, policy, config, self._runner.device
         self.stats: RolloutStats | None = None
         """Of the last ``collect``."""
