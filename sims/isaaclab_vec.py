@@ -173,7 +173,7 @@ class IsaacLabVec:
         torch, task = load("torch"), self._task
         task.active = active
         obs, reward, terminated, truncated, extras = task.env.step(torch.as_tensor(inside, dtype=torch.float32))
-        reward, ended, cut = (np.array(tensor.cpu()) for tensor in (reward, terminated, truncated))
+        reward, ended, cut = (tensor.cpu().numpy().copy() for tensor in (reward, terminated, truncated))
         restarted = ended | cut
         last, obs = self._obs, task.entries(obs)
         final = {name: array.copy() for name, array in obs.items()}
