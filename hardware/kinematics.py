@@ -150,7 +150,8 @@ def track_delta(
     """Joint targets [B, n] that move the tool from its pose at q [B, n] by ``delta`` [B, 6] within ``dt_s``.
 
     delta: translation (m) and rotation vector (rad), both in base axes. Joint limits hold, and no joint is asked to
-    move faster than ``velocity_rad_s``; a motion that would need more is cut short joint by joint.
+    move faster than ``velocity_rad_s``; a motion that would need more is cut short joint by joint, with fewer than six
+    joints all together.
     """
     found = chain.forward_and_jacobian(q)
     target_position = found[0] + delta[:, :3]
@@ -159,4 +160,8 @@ def track_delta(
     for _ in range(iterations - 1):
         target = dls_step(chain, target, target_position, target_rotation, damping=damping)
     reach = chain.velocity_rad_s * dt_s
-    return np.clip(target, q - reach, q + reach)
+    if chain.num_joints >= 6:
+        return np.clip(target, q - reach, q + reach)
+    # Cutting joints one by one tilts the tool, which an arm of five joints can't undo while it moves sideways.
+    step = target - q
+    return q + step / np.maximum(np.abs(step / reach).max(axis=-1, keepdims=True), 1.0)

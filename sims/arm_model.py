@@ -30,10 +30,13 @@ class ArmKind:
     gripper_scale: float = 1.0
     """Opening in metres per unit of the fingers' summed positions (and of the gripper actuator's command)."""
     mount_x_m: float = 0.0
-    """Where on the table the base stands, so that the workspace lies where the tasks are."""
+    mount_z_m: float = 0.0
+    """Where on the table the base stands, so that the workspace lies where the tasks are; above it, on a riser."""
     workspace_scale: float = 1.0
     workspace_shift_m: float = 0.0
     """Tasks' positions (written for a Panda at the origin) are scaled, then shifted along x."""
+    tasks: tuple[str, ...] | None = None
+    """Those it is big enough for; None: all."""
 
     @property
     def num_joints(self) -> int:
@@ -50,7 +53,31 @@ FRANKA = ArmKind(
     jerk_rad_s3=(7500.0, 3750.0, 5000.0, 6250.0, 7500.0, 10000.0, 10000.0),
     gripper_max_m=0.08,
 )
-ARMS: tuple[ArmKind, ...] = (FRANKA,)
+UR5E = ArmKind(
+    name="ur5e",
+    home_rad=(-0.259240137092, -1.523390548232, 1.742953932093, -1.790359710656, -1.570796326795, -0.259240137092),
+    velocity_rad_s=(3.14159265,) * 6,  # Universal Robots' data sheet; accelerations and jerks are our choice
+    acceleration_rad_s2=(8.0, 8.0, 10.0, 15.0, 15.0, 15.0),
+    jerk_rad_s3=(80.0, 80.0, 100.0, 150.0, 150.0, 150.0),
+    gripper_max_m=0.085,
+)
+SO101 = ArmKind(
+    name="so101",
+    home_rad=(-0.044508727479, -0.234432817562, 0.550548275395, 1.254680868961, -1.566625554274),
+    velocity_rad_s=(3.14,) * 5,  # two thirds of the servo's speed without load; the rest is our choice
+    acceleration_rad_s2=(15.0,) * 5,
+    jerk_rad_s3=(150.0,) * 5,
+    gripper_max_m=0.08,
+    num_fingers=1,
+    gripper_scale=0.0765,
+    # Pointing straight down the tool reaches 6 cm above its base and 14 cm below; tasks need 0 to 15 cm.
+    mount_x_m=0.30,
+    mount_z_m=0.10,
+    workspace_scale=0.5,
+    workspace_shift_m=0.24,
+    tasks=("reach", "push", "lift"),
+)
+ARMS: tuple[ArmKind, ...] = (FRANKA, UR5E, SO101)
 
 
 def make_arm(name: str) -> ArmKind:

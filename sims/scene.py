@@ -28,7 +28,17 @@ def compose(task: Task, kind: ArmKind = FRANKA) -> mujoco.MjModel:
         for mount in task.mounts:
             turn = [np.cos(0.5 * mount.yaw_rad), 0.0, 0.0, np.sin(0.5 * mount.yaw_rad)]
             x, y, z = mount.position
-            frame = scene.worldbody.add_frame(pos=[x + kind.mount_x_m, y, z], quat=turn)
+            place = [x + kind.mount_x_m, y, z + kind.mount_z_m]
+            if kind.mount_z_m > 0:
+                half = 0.5 * kind.mount_z_m
+                scene.worldbody.add_geom(
+                    name=f"{mount.prefix}riser",
+                    type=mujoco.mjtGeom.mjGEOM_BOX,
+                    size=[0.05, 0.05, half],
+                    pos=[place[0], y, z + half],
+                    rgba=[0.35, 0.37, 0.40, 1.0],
+                )
+            frame = scene.worldbody.add_frame(pos=place, quat=turn)
             scene.attach(part(kind.name), prefix=mount.prefix, frame=frame)
         scene.attach(part(task.name), prefix="", frame=scene.worldbody.add_frame())
         return scene.compile()
@@ -68,9 +78,11 @@ class SceneLayout:
     """A compiled scene, its parts by name, and the way between generalised positions and what tasks see."""
 
     def __init__(self, task: Task, kind: ArmKind, *, action_mode: str, control_hz: float) -> None:
-        """Raises ValueError for an unknown action mode."""
+        """Raises ValueError for an unknown action mode, or an arm too small for the task."""
         if action_mode not in tuple(ActionMode):
             raise ValueError(f"unknown action_mode {action_mode!r}: known are {', '.join(ActionMode)}")
+        if kind.tasks is not None and task.name not in kind.tasks:
+            raise ValueError(f"arm {kind.name!r} is too small for {task.name!r}; it can do {', '.join(kind.tasks)}")
         self.task, self.kind = task, kind
         self.workspace = Workspace(kind.workspace_scale, kind.workspace_shift_m)
         self.model = model = compose(task, kind)

@@ -12,6 +12,9 @@ import pytest
 
 import sims
 from hardware.kinematics import SerialChain, rotation_error, rotation_from_quaternion, rotation_from_vector, track_delta
+from sims.demonstrations import collect_demonstrations
+from sims.experts import make_expert
+from sims.mujoco_vec import MujocoVec
 
 ASSETS = Path(sims.__file__).parent / "assets"
 PI = np.pi
@@ -323,3 +326,42 @@ def test_lifts_a_cube_anywhere_in_the_workspace(arm: ArmCase, corner: tuple[floa
     assert cube_at[2] > high - 0.01
     assert np.linalg.norm(cube_at - tool) < 0.01
     assert np.arccos(min(1.0, -data.site("tcp").xmat[8])) < 0.02
+
+
+def test_five_joints_keep_the_tool_upright_on_long_fast_moves() -> None:
+    chain, rng = chain_of(compiled("so101"), SO101), np.random.default_rng(0)
+    q, reach = np.array([SO101.home]), SO101.velocity * 0.05
+    for _ in range(60):
+        place = rng.uniform((0.145, -0.09, 0.01), (0.245, 0.09, 0.065))
+        for _ in range(40):
+            delta = np.zeros((1, 6))
+            delta[0, :3] = np.clip(0.4 * (place - chain.forward(q)[0][0]), -0.015, 0.015)
+            before, q = q, track_delta(chain, q, delta, dt_s=0.05)
+            assert (np.abs(q - before) <= reach + 1e-12).all()
+        position, rotation = chain.forward(q)
+        np.testing.assert_allclose(position[0], place, atol=1e-4)
+        assert np.arccos(min(1.0, -rotation[0, 2, 2])) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("arm", "task", "rate"),
+    [
+        ("ur5e", "lift", 0.95),
+        ("ur5e", "push", 0.9),
+        ("so101", "lift", 0.8),
+        ("so101", "push", 0.9),
+        ("so101", "reach", 0.95),
+    ],
+)
+def test_demonstrators_work_with_other_arms(arm: str, task: str, rate: float) -> None:
+    sim = MujocoVec(task, 32, arm=arm)
+    demos = collect_demonstrations(sim, make_expert(task, 32), 32, seed=4, keep_failures=True)
+    assert demos.attempted_successes >= rate * demos.attempted
+    assert sim.diverged_count == 0
+
+
+def test_an_arm_too_small_for_a_task_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"too small for 'door'; it can do reach, push, lift"):
+        MujocoVec("door", 1, arm="so101")
+    with pytest.raises(ValueError, match="known are franka"):
+        MujocoVec("lift", 1, arm="panda")
