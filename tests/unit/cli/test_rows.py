@@ -53,6 +53,7 @@ STARTS: dict[str, list[Start]] = {
     "adpo": [Start(DIFFUSION)],
     "dppo": [Start(DIFFUSION)],
     "dppo_mask": [Start(DIFFUSION)],
+    "dppo_pixels": [Start(DIFFUSION)],
     "dppo_published": [Start(DIFFUSION)],
     "flow_clip": [Start(FLOW)],
     "flow_cps": [Start(FLOW)],
