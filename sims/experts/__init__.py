@@ -11,6 +11,7 @@ from sims.experts.peg_insertion import PegInsertionExpert
 from sims.experts.pick_place import PickPlaceExpert
 from sims.experts.push import PushExpert
 from sims.experts.reach import ReachExpert
+from sims.experts.stack import StackExpert
 from sims.experts.two_arm_transport import TwoArmTransportExpert
 
 __all__ = ["Expert", "ExpertConfig", "make_expert"]
@@ -23,6 +24,7 @@ EXPERTS: dict[str, Callable[..., Expert]] = {
     "drawer": DrawerExpert,
     "pick_place": PickPlaceExpert,
     "peg_insertion": PegInsertionExpert,
+    "stack": StackExpert,
     "two_arm_transport": TwoArmTransportExpert,
 }
 

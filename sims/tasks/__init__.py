@@ -12,6 +12,7 @@ from sims.tasks.peg_insertion import PegInsertion
 from sims.tasks.pick_place import PickPlace
 from sims.tasks.push import Push
 from sims.tasks.reach import Reach
+from sims.tasks.stack import Stack
 from sims.tasks.two_arm_transport import TwoArmTransport
 
 TASKS: tuple[type[Task], ...] = (
@@ -22,6 +23,7 @@ TASKS: tuple[type[Task], ...] = (
     Drawer,
     PickPlace,
     PegInsertion,
+    Stack,
     TwoArmTransport,
 )
 

@@ -12,7 +12,7 @@ from sims.mujoco_vec import MujocoVec
 from sims.tasks import make_task
 from sims.tasks.base import ArmView, SceneView, pose
 
-NAMES = ("pick_place", "peg_insertion")
+NAMES = ("pick_place", "peg_insertion", "stack")
 
 
 def scene(
@@ -116,3 +116,23 @@ def test_only_the_peg_in_the_hole_is_as_low_as_that() -> None:
     assert not sim.success[3]
     speed = sim.qvel[:2, int(sim.model.joint("nut").dofadr[0]) :][:, :6]
     assert np.abs(speed).max() < 1e-2
+
+
+def test_a_red_cube_counts_when_it_lies_on_the_green_one_and_is_let_go() -> None:
+    task, green = make_task("stack"), [0.5, 0.1, 0.025, 0.3]
+    on_top = {"red_cube": [0.51, 0.095, 0.07, 1.0], "green_cube": green}
+    held = (0.51, 0.095, 0.07)
+    for good in (scene(on_top), scene(on_top, tcp=held, opening=0.06), scene(on_top, opening=0.0)):
+        assert task.success(good)[0] and task.reward(good)[0] == 1
+    tilted = scene(on_top)
+    tilted.objects["red_cube"][0, 3:] = [np.cos(0.2), np.sin(0.2), 0.0, 0.0]
+    places = ([0.53, 0.1, 0.07], [0.5, 0.1, 0.08], [0.5, 0.16, 0.02])  # half off, in the air, beside
+    misses = [scene({"red_cube": red, "green_cube": green}) for red in places]
+    for miss in (*misses, scene(on_top, tcp=held, opening=0.04), tilted):
+        assert not task.success(miss)[0] and task.reward(miss)[0] < 1
+
+
+def test_a_cube_lies_flat_on_any_face() -> None:
+    view = scene({"red_cube": [0.5, 0.1, 0.07], "green_cube": [0.5, 0.1, 0.025]})
+    view.objects["red_cube"][0, 3:] = [0.5**0.5, 0.0, 0.5**0.5, 0.0]
+    assert make_task("stack").success(view)[0]
