@@ -107,6 +107,15 @@ class IsaacLabVec:
             self.close()
             raise
 
+    @staticmethod
+    def is_free() -> bool:
+        """Whether no Isaac Lab environment lives in this process."""
+        try:
+            check_free()
+        except RuntimeError:
+            return False
+        return True
+
     @property
     def num_envs(self) -> int:
         """E."""

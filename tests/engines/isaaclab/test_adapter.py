@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from sims.isaaclab_process import IsaacLabProcess, open_isaaclab
 from sims.isaaclab_vec import IsaacLabVec
 
 SPINNER = "tests.engines.isaaclab.spinner:Spinner"
@@ -40,6 +41,30 @@ def test_a_second_one_is_refused_while_the_first_lives() -> None:
     finally:
         first.close()
     IsaacLabVec(SPINNER, 2).close()
+
+
+def test_a_second_one_lives_in_a_process_of_its_own() -> None:
+    first = open_isaaclab(SPINNER, 2, seed=3)
+    second = open_isaaclab(SPINNER, 2, seed=3)
+    try:
+        assert isinstance(first, IsaacLabVec) and isinstance(second, IsaacLabProcess)
+        assert first.spec == second.spec
+        action = np.zeros((2, 1), np.float32)
+        one, two = first.reset(3), second.reset(3)
+        for _ in range(3):
+            np.testing.assert_array_equal(one["state"], two["state"])
+            one, two = first.step(action).obs, second.step(action).obs
+        with pytest.raises(ValueError, match="action"):
+            second.step(action[:, :0])
+        with pytest.raises(RuntimeError, match="restorable"):
+            second.state()
+        second._process.kill()
+        with pytest.raises(RuntimeError, match="has ended"):
+            second.observe()
+    finally:
+        second.close()
+        second.close()
+        first.close()
 
 
 def test_names_that_do_not_exist_are_answered_with_near_ones() -> None:
