@@ -14,6 +14,7 @@ from sims.controllers import ActionMode
 from sims.episode_book import EpisodeBook
 from sims.randomize import ModelRandomizer, RandomizeConfig
 from sims.randomized_episodes import ActionDelay, ObservationNoise, RandomizedEpisodes
+from sims.render_overrides import VisualOverrides
 from sims.scene import SceneLayout
 from sims.task_samplers import ParameterSampler, make_sampler
 
@@ -92,6 +93,11 @@ class MujocoRandomization:
             for name, array in overrides.absolute(self._randomizer.model, 1).items():
                 getattr(self.picture, name)[:] = array[0]
         return self.picture
+
+    @property
+    def looks(self) -> VisualOverrides | None:
+        """What all environments look like now; None where nothing that is seen varies."""
+        return self._randomizer.visual(self.episodes.values)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Part of ``VecSim.state``, under names of its own."""

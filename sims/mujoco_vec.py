@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mujoco
@@ -21,6 +21,7 @@ from sims.base import BoolArray, FloatArray, Seed, SimSpec, Step
 from sims.checks import check_state, checked_action, checked_mask
 from sims.controllers import MAX_REFERENCE_ERROR_RAD
 from sims.episode_book import EpisodeBook
+from sims.mujoco_pictures import MujocoPictures
 from sims.mujoco_randomization import MujocoRandomization, holding_action
 from sims.randomize import RandomizeConfig
 from sims.render import Renderer
@@ -57,11 +58,15 @@ class MujocoVec:
         terminate_on_success: bool = True,
         randomize: RandomizeConfig | Mapping[str, Any] | None = None,
         sampler: str | Mapping[str, Any] | ParameterSampler = "uniform",
+        cameras: Sequence[str] = (),
+        image_size: int = 64,
+        render_workers: int = 1,
         seed: int = 0,
     ) -> None:
         """arm: ``franka``, … (sims/arm_model.py). num_threads: default one per usable core. max_episode_steps: default
         the task's own limit. randomize: ranges of what varies from episode to episode (sims/randomize.py); sampler: who
-        chooses (sims/task_samplers.py).
+        chooses (sims/task_samplers.py). cameras: those seen as entries image_<camera>, image_size pixels square, drawn
+        by render_workers processes (0: in the calling thread).
         """
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs}: at least one environment is needed")
@@ -77,13 +82,19 @@ class MujocoVec:
         self._renderers: dict[tuple[int, int], Renderer] = {}
         self._qpos = slice(1, 1 + self.model.nq)  # FULLPHYSICS is (time, qpos, qvel, act)
         self._qvel = slice(1 + self.model.nq, 1 + self.model.nq + self.model.nv)
-        observation = {"environment_state": self.task.features(), "state": self.layout.state_feature}
-        action, self._random = self.layout.action_feature, None
+        observation, action = {"environment_state": self.task.features()}, self.layout.action_feature
+        observation["state"], self._random = self.layout.state_feature, None
         if (config := RandomizeConfig.of(randomize)) is not None:
             entries = {name: feature.shape[0] for name, feature in observation.items()}
             self._random = MujocoRandomization(
                 self.model, config, sampler, num_envs=num_envs, action_dim=action.shape[0], entries=entries, seed=seed
             )
+        self._pictures: MujocoPictures | None = None
+        if cameras:
+            self._pictures = MujocoPictures(
+                self.model, cameras, size=image_size, num_envs=num_envs, num_workers=render_workers
+            )
+            observation |= self._pictures.features
         self._spec = SimSpec(
             name=self.task.name,
             engine="mujoco",
@@ -101,7 +112,11 @@ class MujocoVec:
         self._physics = np.zeros((num_envs, mujoco.mj_stateSize(self.model, PHYSICS)))
         self._reference = np.zeros((num_envs, self.model.nu))
         self._fixtures = np.zeros((num_envs, self.model.nmocap, 7))
-        self.reset(seed)
+        try:
+            self.reset(seed)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def num_envs(self) -> int:
@@ -160,6 +175,18 @@ class MujocoVec:
         if self._random is not None:
             self._random.begin(rows, self._book, holding_action(self.layout, self._reference[rows]))
         self._book.begin(rows)
+        self._draw(rows)
+        self._drawn()
+
+    def _draw(self, rows: NDArray[np.int64]) -> None:
+        """Begin to draw what ``rows`` look like now."""
+        if self._pictures is not None:
+            looks = None if self._random is None else self._random.looks
+            self._pictures.begin(rows, self._physics, self._fixtures, looks)
+
+    def _drawn(self) -> None:
+        if self._pictures is not None:
+            self._pictures.finish()
 
     def view(self) -> SceneView:
         """The current state as tasks see it, [E, …] each."""
@@ -170,7 +197,9 @@ class MujocoVec:
             "environment_state": self.task.observation(view).astype(np.float32),
             "state": state_observation(view).astype(np.float32),
         }
-        return obs if self._random is None else self._random.observed(obs, self._book)
+        if self._random is not None:
+            obs = self._random.observed(obs, self._book)
+        return obs if self._pictures is None else obs | self._pictures.entries()
 
     def observe(self) -> dict[str, FloatArray]:
         """See ``VecSim.observe``."""
@@ -192,11 +221,13 @@ class MujocoVec:
         rows = np.flatnonzero(active)
         diverged = np.zeros(self.num_envs, dtype=bool)
         diverged[rows] = self._advance(rows, action[rows])
+        self._draw(rows)  # while what follows is computed
         view = self.view()
         success = self.task.success(view) & ~diverged
         reward = self.task.reward(view) if self.dense_reward else success.astype(np.float64)
         reward = np.where(active & ~diverged, reward, 0.0)
         self._book.count(reward, active, diverged)
+        self._drawn()
         final_obs = self._observe(view)
         terminated = active & (diverged | (success if self.terminate_on_success else False))
         truncated = active & ~terminated & (self._book.steps >= self._spec.max_episode_steps)
@@ -280,6 +311,8 @@ class MujocoVec:
         self._book.restore(state)
         if self._random is not None:
             self._random.restore(state)
+        self._draw(np.arange(self.num_envs))
+        self._drawn()
 
     def render(
         self, env: int = 0, *, camera: str | None = None, width: int = 320, height: int = 240
@@ -299,4 +332,6 @@ class MujocoVec:
         for renderer in self._renderers.values():
             renderer.close()
         self._renderers.clear()
+        if self._pictures is not None:
+            self._pictures.close()
         self._pool.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +19,31 @@ from sims.base import Step, VecSim
 from sims.gymnasium_vec import GymnasiumVec
 from sims.mujoco_vec import MujocoVec
 
+RANDOMIZED = {
+    "object_mass": [0.5, 2.0],
+    "actuator_kp": [0.8, 1.2],
+    "latency_steps": [0, 2],
+    "observation_noise": [0.0, 0.01],
+}
+
+
+def native(task: str, **settings: Any) -> Callable[..., VecSim]:
+    return lambda num_envs, **kw: MujocoVec(task, num_envs, max_episode_steps=12, **settings, **kw)
+
+
 SIMS: dict[str, Callable[..., VecSim]] = {
-    "mujoco-reach": lambda num_envs, **kw: MujocoVec("reach", num_envs, max_episode_steps=12, **kw),
-    "mujoco-push": lambda num_envs, **kw: MujocoVec("push", num_envs, max_episode_steps=12, **kw),
-    "mujoco-lift": lambda num_envs, **kw: MujocoVec("lift", num_envs, max_episode_steps=12, **kw),
-    "mujoco-lift-joints": lambda num_envs, **kw: MujocoVec(
-        "lift", num_envs, max_episode_steps=12, action_mode="joint_delta", **kw
-    ),
+    "mujoco-reach": native("reach"),
+    "mujoco-push": native("push"),
+    "mujoco-lift": native("lift"),
+    "mujoco-lift-joints": native("lift", action_mode="joint_delta"),
+    "mujoco-lift-ur5e": native("lift", arm="ur5e"),
+    "mujoco-lift-so101": native("lift", arm="so101"),
+    "mujoco-lift-pixels": native("lift", cameras=("front", "wrist"), image_size=32, render_workers=0),
+    "mujoco-lift-randomized": native("lift", randomize=RANDOMIZED),
+    "mujoco-pick-place": native("pick_place"),
+    "mujoco-peg-insertion": native("peg_insertion"),
+    "mujoco-door": native("door"),
+    "mujoco-two-arms": native("two_arm_transport"),
     "gymnasium-half-cheetah": lambda num_envs, **kw: GymnasiumVec(
         "HalfCheetah-v5", num_envs, max_episode_steps=12, **kw
     ),
