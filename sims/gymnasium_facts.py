@@ -63,7 +63,12 @@ def facts_of(made: Made, env_id: str) -> Facts:
 
 
 def control_rate(env: Any) -> float:
-    """Steps per second: 1 / dt where the environment has a dt, else the frame rate of its films, else 1 (unknown)."""
+    """Steps per second: control_hz where the environment has one, 1 / dt where it has a dt, else the frame rate of its
+    films, else 1 (unknown).
+    """
+    told = getattr(env.unwrapped, "control_hz", None)  # PushT's dt is that of its physics
+    if isinstance(told, float | int) and told > 0:
+        return float(told)
     dt = getattr(env.unwrapped, "dt", None)
     if isinstance(dt, float | int) and dt > 0:
         return float(round(1.0 / dt, 9))

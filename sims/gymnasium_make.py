@@ -11,8 +11,12 @@ from typing import Any, NamedTuple
 import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
+from sims.gymnasium_repairs import repair_robotics
+
 RESTORABLE_MODULES = "gymnasium.envs.mujoco."
 """Here every environment's future lies in its MuJoCo state; classes from elsewhere may keep more in attributes."""
+EXTRA = ("gymnasium_robotics", "gym_pusht")
+"""Modules of the extra ``envs``."""
 PLAIN = (OrderEnforcing, PassiveEnvChecker, TimeLimit)
 """Wrappers that change no future."""
 
@@ -45,6 +49,8 @@ def make(recipe: EnvRecipe) -> Made:
             made.env.close()
             made = _make(recipe, render_mode="rgb_array")
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        if "robopo[" in str(error):
+            raise
         raise ImportError(f"{recipe.env_id} needs a package that is missing: {error}") from error
     except gymnasium.error.UnregisteredEnv as error:
         raise ValueError(f"unknown env_id {recipe.env_id!r}: {error}") from error
@@ -83,13 +89,16 @@ def registered(env_id: str) -> Any:
     try:
         if module:
             importlib.import_module(module)
+        if module == "gymnasium_robotics":
+            repair_robotics()
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
         close = difflib.get_close_matches(name, gymnasium.registry, n=3, cutoff=0.5)
         hint = f"; near: {', '.join(close)}" if close else "; is the package that registers it installed? (module:id)"
         raise ValueError(f"unknown env_id {env_id!r}{hint}") from error
     except ImportError as error:
-        raise ImportError(f"{env_id}: its module can't be imported ({error})") from error
+        hint = "; pip install 'robopo[envs]'" if module in EXTRA else ""
+        raise ImportError(f"{env_id}: its module can't be imported ({error}){hint}") from error
 
 
 def is_restorable(env: gymnasium.Env[Any, Any]) -> bool:

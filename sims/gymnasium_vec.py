@@ -58,14 +58,7 @@ class GymnasiumVec:
         Raises ValueError for an unknown id, actions that aren't a Box, observations that can't be read, a missing time
         limit; ImportError where the environment needs a missing package.
         """
-        if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs}: at least one environment is needed")
-        if not env_id:
-            raise ValueError("env_id is empty: name an environment, for example env_id=Ant-v5")
-        if vectorization not in VECTORIZATIONS:
-            raise ValueError(f"unknown vectorization {vectorization!r}: known are {', '.join(VECTORIZATIONS)}")
-        if not step_timeout_s > 0.0:
-            raise ValueError(f"step_timeout_s={step_timeout_s}: must be positive")
+        check_settings(env_id, num_envs, vectorization, step_timeout_s)
         recipe = EnvRecipe(env_id, dict(env_kwargs or {}), maker)
         self._envs: Envs
         if vectorization == "vector":
@@ -218,6 +211,18 @@ class GymnasiumVec:
     def close(self) -> None:
         """Close the environments and end the worker processes; callable twice."""
         self._envs.close()
+
+
+def check_settings(env_id: str, num_envs: int, vectorization: str, step_timeout_s: float) -> None:
+    """Raise ValueError for what can't be built, whatever the environment."""
+    if num_envs < 1:
+        raise ValueError(f"num_envs={num_envs}: at least one environment is needed")
+    if not env_id:
+        raise ValueError("env_id is empty: name an environment, for example env_id=Ant-v5")
+    if vectorization not in VECTORIZATIONS:
+        raise ValueError(f"unknown vectorization {vectorization!r}: known are {', '.join(VECTORIZATIONS)}")
+    if not step_timeout_s > 0.0:
+        raise ValueError(f"step_timeout_s={step_timeout_s}: must be positive")
 
 
 def usable_cores() -> int:

@@ -159,7 +159,8 @@ def write_ogbench(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.npz")
-    np.savez_compressed(unfinished, allow_pickle=False, **columns)
+    savez: Any = np.savez_compressed  # its own keywords hide behind the columns' names
+    savez(unfinished, **columns)
     os.replace(unfinished, path)
     return fingerprint(columns)
 
@@ -196,9 +197,7 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
             raise DataError(f"{path}: {name!r} has {len(array)} rows, 'terminals' {count}; lengths must agree")
     if columns["observations"].ndim != 2 or columns["actions"].ndim != 2:
         shapes = f"{columns['observations'].shape} and {columns['actions'].shape}"
-        raise DataError(
-            f"{path}: observations and actions are {shapes}, expected [rows, elements]; pictures aren't read"
-        )
+        raise DataError(f"{path}: observations and actions are {shapes}, expected [rows, elements]; no pictures")
     return columns
 
 
@@ -214,6 +213,4 @@ def _check_finite(path: Path, data: OfflineData) -> None:
         bad = ~np.isfinite(values)
         if bad.any():
             row = int(np.argwhere(bad)[0][0])
-            raise DataError(
-                f"{path}: {name!r} has {int(bad.sum())} NaN or infinite values, the first in transition {row}"
-            )
+            raise DataError(f"{path}: {name!r} has {int(bad.sum())} NaN or infinite values, first in transition {row}")
