@@ -81,7 +81,7 @@ def evaluate_folder(config: EvalConfig, policy: Policy, folder: Path) -> tuple[E
     run_dir = folder.resolve().parents[1] if folder.parent.name == "checkpoints" else folder
     out = Path(config.out) if config.out else run_dir / "eval" / folder.name
     device = select_device(config.device)
-    sim = make_sim(config, policy, min(config.num_envs, config.n))
+    sim = make_sim(config, policy, folder, min(config.num_envs, config.n))
     try:
         seeds = evaluation_seeds(config.n, config.purpose)
         options: dict[str, Any] = {
@@ -96,7 +96,7 @@ def evaluate_folder(config: EvalConfig, policy: Policy, folder: Path) -> tuple[E
             )
     finally:
         sim.close()
-    films = film(config, policy, seeds[: config.videos], out / "videos", options) if config.videos else []
+    films = film(config, policy, seeds[: config.videos], (folder, out / "videos"), options) if config.videos else []
     report.write_json(out / "report.json")
     report.write_csv(out / "episodes.csv")
     page = Report(
@@ -111,10 +111,17 @@ def evaluate_folder(config: EvalConfig, policy: Policy, folder: Path) -> tuple[E
     return report, out
 
 
-def make_sim(config: EvalConfig, policy: Policy, num_envs: int) -> VecSim:
-    """The simulator of ``sim=``, or the one that the policy was trained in."""
+def make_sim(config: EvalConfig, policy: Policy, folder: Path, num_envs: int) -> VecSim:
+    """The simulator of ``sim=``, or the one that the policy in ``folder`` was trained in."""
     if config.sim is not None:
         return build(config.sim, num_envs=num_envs)
+    trained_in = read_config(folder).get("provenance", {}).get("simulator")
+    if trained_in is not None:
+        if not str(trained_in.get("_target_", "")).startswith("sims."):  # a policy from elsewhere must not run code
+            raise ConfigError(
+                f"{folder} names the simulator {trained_in.get('_target_')!r}, not one of ours: give sim=…"
+            )
+        return build(trained_in, num_envs=num_envs)
     try:
         if policy.spec.action_mode == ACTION_MODE:
             return GymnasiumVec(policy.spec.task, num_envs)
@@ -133,9 +140,15 @@ def pictures(spec: PolicySpec) -> dict[str, Any]:
     return {"cameras": cameras, "image_size": next(iter(spec.images.values()))[0]}
 
 
-def film(config: EvalConfig, policy: Policy, seeds: Sequence[int], folder: Path, options: dict[str, Any]) -> list[Film]:
-    """Films of the first episodes; none, and a warning, where nothing can be rendered."""
-    sim = make_sim(config, policy, min(len(seeds), 4))
+def film(
+    config: EvalConfig, policy: Policy, seeds: Sequence[int], folders: tuple[Path, Path], options: dict[str, Any]
+) -> list[Film]:
+    """Films of the first episodes; none, and a warning, where nothing can be rendered.
+
+    folders: the policy's, and the films'.
+    """
+    source, out = folders
+    sim = make_sim(config, policy, source, min(len(seeds), 4))
     try:
         clips = record_episodes(policy, sim, seeds, stride=2, **options)
     except (RuntimeError, ImportError) as error:
@@ -145,7 +158,7 @@ def film(config: EvalConfig, policy: Policy, seeds: Sequence[int], folder: Path,
         sim.close()
     fps = policy.spec.control_hz / 2
     return [
-        Film("episode", write_mp4(folder / f"{clip.row.seed}.mp4", annotate(clip), fps=fps), f"seed {clip.row.seed}")
+        Film("episode", write_mp4(out / f"{clip.row.seed}.mp4", annotate(clip), fps=fps), f"seed {clip.row.seed}")
         for clip in clips
     ]
 

@@ -155,4 +155,4 @@ def _plain(node: DictConfig) -> dict[str, Any]:
 
 def _provenance(run: Run) -> dict[str, Any]:
     facts = collect_provenance(seed=run.config.seed).to_json()
-    return {**facts, "choices": dict(run.saved.choices)}
+    return {**facts, "choices": dict(run.saved.choices), "simulator": run.saved.values["sim"]}
