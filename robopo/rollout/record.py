@@ -44,7 +44,8 @@ class Recording:
     @property
     def returns(self) -> NDArray[np.float64]:
         """[M] sums of rewards."""
-        return np.bincount(self.episode_index, weights=self.reward, minlength=len(self.terminated))
+        sums = np.bincount(self.episode_index, weights=self.reward, minlength=len(self.terminated))
+        return sums.astype(np.float64)
 
 
 @dataclass(slots=True)
