@@ -165,8 +165,8 @@ class OnPolicyStage:
         guard.check("metrics", metrics)
         if self._observation_stats is not None:
             # After the update: rollout and update share one normaliser. What waiting environments see is filler.
-            use = batch.extras.get("use")
-            self._observation_stats.update(batch.obs if use is None else {k: x[use] for k, x in batch.obs.items()})
+            seen, use = {k: x for k, x in batch.obs.items() if x.is_floating_point()}, batch.extras.get("use")
+            self._observation_stats.update(seen if use is None else {k: x[use] for k, x in seen.items()})
         for name, module in self._modules.items():
             guard.check(name, module.state_dict())
         self._evidence = {}

@@ -230,3 +230,14 @@ def test_mistakes_are_told() -> None:
     blind = build_chunk_policy(states, MLP, DDIM, ChunkPolicyConfig(), normalizer(states))
     with pytest.raises(ConfigError, match="sees no pictures"):
         ChunkPolicy(spec(), blind.net, policy.process, policy.normalizer)
+
+
+def test_pictures_of_the_host_follow_the_weights_to_their_device() -> None:
+    """The meta device stands in for an accelerator: whatever stays behind on the host is an error there."""
+    policy = chunk_policy().to("meta")
+    obs = {key: value if value.dtype == torch.uint8 else value.to("meta") for key, value in observe(spec()).items()}
+    assert obs["image_front"].device.type == "cpu"
+    assert policy.encode(obs).device.type == "meta"
+    assert policy.bc_loss(obs, torch.rand(5, 4, 2, device="meta"), None).device.type == "meta"
+    alone = chunk_policy(spec({})).to("meta")
+    assert alone.encode({key: obs[key] for key in IMAGES}).device.type == "meta"
