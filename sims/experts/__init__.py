@@ -10,6 +10,7 @@ from sims.experts.lift import LiftExpert
 from sims.experts.peg_insertion import PegInsertionExpert
 from sims.experts.pick_place import PickPlaceExpert
 from sims.experts.push import PushExpert
+from sims.experts.push_t import PushTExpert
 from sims.experts.reach import ReachExpert
 from sims.experts.stack import StackExpert
 from sims.experts.two_arm_transport import TwoArmTransportExpert
@@ -24,6 +25,7 @@ EXPERTS: dict[str, Callable[..., Expert]] = {
     "drawer": DrawerExpert,
     "pick_place": PickPlaceExpert,
     "peg_insertion": PegInsertionExpert,
+    "push_t": PushTExpert,
     "stack": StackExpert,
     "two_arm_transport": TwoArmTransportExpert,
 }

@@ -11,6 +11,7 @@ from sims.tasks.lift import Lift
 from sims.tasks.peg_insertion import PegInsertion
 from sims.tasks.pick_place import PickPlace
 from sims.tasks.push import Push
+from sims.tasks.push_t import PushT
 from sims.tasks.reach import Reach
 from sims.tasks.stack import Stack
 from sims.tasks.two_arm_transport import TwoArmTransport
@@ -23,6 +24,7 @@ TASKS: tuple[type[Task], ...] = (
     Drawer,
     PickPlace,
     PegInsertion,
+    PushT,
     Stack,
     TwoArmTransport,
 )

@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 
 from sims.demonstrations import collect_demonstrations
 from sims.experts import ExpertConfig, make_expert
+from sims.experts.push_t import CONTACTS, plan
 from sims.mujoco_vec import MujocoVec
 from sims.tasks import make_task
 from sims.tasks.base import ArmView, SceneView, pose
 
-NAMES = ("pick_place", "peg_insertion", "stack")
+NAMES = ("pick_place", "peg_insertion", "stack", "push_t")
 
 
 def scene(
@@ -136,3 +137,26 @@ def test_a_cube_lies_flat_on_any_face() -> None:
     view = scene({"red_cube": [0.5, 0.1, 0.07], "green_cube": [0.5, 0.1, 0.025]})
     view.objects["red_cube"][0, 3:] = [0.5**0.5, 0.0, 0.5**0.5, 0.0]
     assert make_task("stack").success(view)[0]
+
+
+def test_a_t_counts_within_two_centimetres_and_a_seventh_of_a_radian() -> None:
+    task, goal = make_task("push_t"), {"goal": [0.5, 0.1, 0.0, 3.1]}
+    for block in ([0.5, 0.1, 0.015, 3.1], [0.512, 0.088, 0.015, 3.0], [0.5, 0.1, 0.015, 3.1 + 0.14 - 2 * np.pi]):
+        good = scene({"block": block}, goal)
+        assert task.success(good)[0] and task.reward(good)[0] == 1
+    for block in ([0.521, 0.1, 0.015, 3.1], [0.5, 0.1, 0.015, 2.9], [0.5, 0.1, 0.04, 3.1], [0.5, 0.1, 0.015, 0.0]):
+        miss = scene({"block": block}, goal)
+        assert not task.success(miss)[0] and task.reward(miss)[0] < 1
+
+
+def test_pushes_are_planned_where_they_help() -> None:
+    # Straight down the stem's axis by 5 cm: the middle of the bar's top face, pushed for those 5 cm.
+    planned = plan(np.array([[0.0, -0.05]]), np.zeros(1))
+    best = int(planned.gain[0].argmax())
+    assert CONTACTS[best].tolist() == [0.0, 0.0407, 0.0, -1.0]
+    np.testing.assert_allclose([planned.length[0, best], planned.gain[0, best]], [0.05, 0.0025])
+    # A turn to the left on the spot: some contact whose torque is positive, and never one that turns it to the right.
+    turning = plan(np.zeros((1, 2)), np.array([0.5]))
+    torque = CONTACTS[:, 0] * CONTACTS[:, 3] - CONTACTS[:, 1] * CONTACTS[:, 2]
+    assert torque[turning.gain[0].argmax()] > 0
+    assert (turning.gain[0, torque <= 0] == 0).all()
