@@ -60,8 +60,7 @@ def write_lerobot(root: Path, data: DemoData, *, robot_type: str | None = None, 
         _write_tasks(folder, data)
         _write_episodes(folder, data, columns, pictures, files)
         stats = {name: _lerobot_stats(values) for name, values in columns.items()}
-        stats |= {name: picture_stats(values) for name, values in pictures.items()}
-        _write_json(folder / "meta/stats.json", stats)
+        _write_json(folder / "meta/stats.json", stats | {n: picture_stats(values) for n, values in pictures.items()})
         _write_json(folder / "meta/info.json", _info(data, columns, fps, robot_type))
         _write_json(folder / EXTRA_PATH, _extra(data))
     return Path(root)
