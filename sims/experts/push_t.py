@@ -18,7 +18,7 @@ CONTACTS = np.array(
     + [(side * 0.015, y, -side, 0) for side in (-1, 1) for y in (-0.072, -0.055, -0.038, -0.022)]
     + [(0.0, -0.0793, 0, 1)]
 )
-"""[C, 4] where the block can be pushed, in its own frame: point (m), inward normal. Inner corners need room for fingers."""
+"""[C, 4] where the block can be pushed, in its own frame: point (m), inward normal. Fingers need room in corners."""
 SPIN_M = 0.045
 """Turning against sliding under friction: torque over force at the limit (the ellipsoid of Howe and Cutkosky 1996)."""
 RADIAN_M = 0.12
