@@ -51,8 +51,6 @@ def arm_tasks() -> tuple[str, ...]:
 class ArmTask:
     """One native task as an Isaac Lab DirectRLEnv, as ``IsaacLabVec`` drives it (see ``IsaacTask``)."""
 
-    independent = True
-
     def __init__(
         self,
         task: str,
@@ -73,6 +71,7 @@ class ArmTask:
         self.limit = max_episode_steps or self.task.max_episode_steps
         self.dense_reward, self.terminate_on_success = dense_reward, terminate_on_success
         self.cameras = cameras or CameraOptions()
+        self.on_cpu = device == "cpu"
         model, E = self.layout.model, num_envs
         self.active = np.ones(E, dtype=bool)
         self.diverged, self.done_success = np.zeros(E, dtype=bool), np.zeros(E, dtype=bool)
@@ -185,7 +184,7 @@ class ArmTask:
             max_episode_steps=self.limit,
             restorable=False,
             maskable=False,
-            independent=self.independent,
+            independent=self.on_cpu,  # on CUDA nobody has looked
             instruction=self.task.instruction,
             cameras=options.names,
         )

@@ -25,8 +25,6 @@ UNBOUNDED = 1.0
 class ForeignTask:
     """An environment written for Isaac Lab, as ``IsaacLabVec`` drives it (see ``IsaacTask``)."""
 
-    independent = False
-
     def __init__(
         self,
         task: str,

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import logging
 import multiprocessing
+import os
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -131,6 +132,8 @@ class IsaacLabProcess:
 
 def serve(pipe: Connection, task: str, num_envs: int, settings: dict[str, Any]) -> None:
     """The other side: answer calls until ``close`` or until nobody is there."""
+    if hasattr(os, "setsid"):
+        os.setsid()  # a signal to the run's process group is the run's to answer: it may still want to evaluate
     try:
         sim = IsaacLabVec(task, num_envs, **settings)
     except Exception as error:  # noqa: BLE001  whatever it is, it is raised where the simulator was asked for
