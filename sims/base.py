@@ -71,6 +71,10 @@ class SimSpec:
     """An environment's future depends on its own seed alone, never on E or on its neighbours."""
     instruction: str = ""
     """The task in one sentence, as a language-conditioned policy would be told it."""
+    robot: str = ""
+    """The arm, for example ``franka``; empty where it isn't known."""
+    tasks: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where each episode draws its task: name -> instruction, in the order of the entry ``task`` (one-hot [E, n])."""
     cameras: tuple[str, ...] = field(default_factory=tuple)
     has_success: bool = True
     """Whether the task can be fulfilled; where not (keep running), ``success`` is always False and returns count."""

@@ -106,6 +106,7 @@ class MujocoVec:
             restorable=True,
             independent=self._random is None or self._random.independent,
             instruction=self.task.instruction,
+            robot=arm,
             cameras=tuple(self.model.camera(i).name for i in range(self.model.ncam)),
         )
         self._book = EpisodeBook(num_envs)

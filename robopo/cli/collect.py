@@ -22,7 +22,7 @@ from robopo.train.checkpoint import find_checkpoint
 from robopo.train.seeding import SeedTree
 from sims.base import SimSpec, VecSim
 from sims.demonstrations import Demonstrations, collect_demonstrations
-from sims.experts import ExpertConfig, make_expert
+from sims.experts import ExpertConfig, expert_for
 from sims.gymnasium_vec import ACTION_MODE
 
 
@@ -59,7 +59,8 @@ def collect_expert(sim: VecSim, config: CollectConfig, out: Path, progress: Call
             "robopo train from_scratch=true has made"
         )
     found = record(sim, config, progress=progress)
-    write_lerobot(out, to_demo_data(found, sim.spec), robot_type="sim_franka", overwrite=config.overwrite)
+    robot = f"sim_{sim.spec.robot or sim.spec.engine}"
+    write_lerobot(out, to_demo_data(found, sim.spec), robot_type=robot, overwrite=config.overwrite)
     rate = found.attempted_successes / found.attempted
     return (
         f"kept {config.episodes} demonstrations ({len(found.action)} frames) in {out}; attempted {found.attempted} "
@@ -117,9 +118,8 @@ def record(sim: VecSim, config: CollectConfig, *, progress: Callable[[int], None
     """Run the expert of the simulator's task until ``config.episodes`` demonstrations are kept."""
     seeds = SeedTree(check_training_seed(config.seed))
     try:
-        expert = make_expert(
-            sim.spec.name, sim.num_envs, ExpertConfig.imperfect(config.imperfection), seed=seeds.int("expert") % 10**9
-        )
+        habits = ExpertConfig.imperfect(config.imperfection)
+        expert = expert_for(sim.spec, sim.num_envs, habits, seed=seeds.int("expert") % 10**9)
         return collect_demonstrations(
             sim,
             expert,

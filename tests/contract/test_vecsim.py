@@ -18,6 +18,7 @@ import pytest
 from sims.base import Step, VecSim
 from sims.gymnasium_vec import GymnasiumVec
 from sims.mujoco_vec import MujocoVec
+from sims.multi_task import MultiTaskVec
 
 RANDOMIZED = {
     "object_mass": [0.5, 2.0],
@@ -44,6 +45,9 @@ SIMS: dict[str, Callable[..., VecSim]] = {
     "mujoco-peg-insertion": native("peg_insertion"),
     "mujoco-door": native("door"),
     "mujoco-two-arms": native("two_arm_transport"),
+    "mujoco-multi-task": lambda num_envs, **kw: MultiTaskVec(
+        ("reach", "lift", "drawer"), num_envs, max_episode_steps=12, **kw
+    ),
     "gymnasium-half-cheetah": lambda num_envs, **kw: GymnasiumVec(
         "HalfCheetah-v5", num_envs, max_episode_steps=12, **kw
     ),
