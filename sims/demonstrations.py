@@ -15,13 +15,13 @@ from sims.experts import Expert
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demonstrations:
-    """Episodes one after the other. obs entries [N, D] and action [N, A] float32, episode_index [N]; success
-    [episodes].
+    """Episodes one after the other. obs entries [N, D] float32 (pictures uint8 [N, height, width, 3]), action [N, A]
+    float32, episode_index [N]; success [episodes].
 
     attempted: episodes that were run, failures included; ``success`` covers the kept ones.
     """
 
-    obs: dict[str, NDArray[np.float32]]
+    obs: dict[str, NDArray[Any]]
     action: NDArray[np.float32]
     episode_index: NDArray[np.int64]
     success: NDArray[np.bool_]
@@ -58,7 +58,7 @@ def collect_demonstrations(
         action = np.clip(expert.act(obs), low, high).astype(np.float32)
         step = sim.step(action)
         for env in range(count):
-            tracks[env].append(({name: entry[env] for name, entry in obs.items()}, action[env]))
+            tracks[env].append(({name: entry[env].copy() for name, entry in obs.items()}, action[env]))
         done = step.terminated | step.truncated
         for env in np.flatnonzero(done):
             good = bool(step.info["success"][env])
@@ -84,10 +84,16 @@ def _joined(kept: list[list[Any]], outcomes: list[bool], attempted: int, success
     frames = [frame for track in kept for frame in track]
     names = frames[0][0]
     return Demonstrations(
-        obs={name: np.stack([frame[0][name] for frame in frames]).astype(np.float32) for name in names},
+        obs={name: _stacked([frame[0][name] for frame in frames]) for name in names},
         action=np.stack([frame[1] for frame in frames]).astype(np.float32),
         episode_index=np.repeat(np.arange(len(kept)), [len(track) for track in kept]),
         success=np.array(outcomes, dtype=bool),
         attempted=attempted,
         attempted_successes=successes,
     )
+
+
+def _stacked(rows: list[NDArray[Any]]) -> NDArray[Any]:
+    """Numbers as float32, pictures as the bytes they are."""
+    array = np.stack(rows)
+    return array if array.dtype == np.uint8 else array.astype(np.float32)

@@ -17,7 +17,7 @@ from mujoco.rollout import Rollout
 from numpy.typing import NDArray
 
 from sims.arm_model import make_arm
-from sims.base import BoolArray, FloatArray, Seed, SimSpec, Step
+from sims.base import BoolArray, Feature, FloatArray, Seed, SimSpec, Step
 from sims.checks import check_state, checked_action, checked_mask
 from sims.controllers import MAX_REFERENCE_ERROR_RAD
 from sims.episode_book import EpisodeBook
@@ -78,46 +78,68 @@ class MujocoVec:
         threads = num_threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_threads or 1
         self._pool = Rollout(nthread=threads)
         self._workers = [mujoco.MjData(self.model) for _ in range(threads)]
-        self._scratch = mujoco.MjData(self.model)
-        self._renderers: dict[tuple[int, int], Renderer] = {}
-        self._qpos = slice(1, 1 + self.model.nq)  # FULLPHYSICS is (time, qpos, qvel, act)
-        self._qvel = slice(1 + self.model.nq, 1 + self.model.nq + self.model.nv)
-        observation, action = {"environment_state": self.task.features()}, self.layout.action_feature
-        observation["state"], self._random = self.layout.state_feature, None
-        if (config := RandomizeConfig.of(randomize)) is not None:
-            entries = {name: feature.shape[0] for name, feature in observation.items()}
-            self._random = MujocoRandomization(
-                self.model, config, sampler, num_envs=num_envs, action_dim=action.shape[0], entries=entries, seed=seed
-            )
+        self._random = self._randomization(RandomizeConfig.of(randomize), sampler, num_envs, seed)
         self._pictures: MujocoPictures | None = None
         if cameras:
             self._pictures = MujocoPictures(
                 self.model, cameras, size=image_size, num_envs=num_envs, num_workers=render_workers
             )
-            observation |= self._pictures.features
-        self._spec = SimSpec(
+        self._spec = self._describe(action_mode, max_episode_steps)
+        self._allocate(num_envs)
+        try:
+            self.reset(seed)
+        except BaseException:
+            self.close()
+            raise
+
+    def _numbers(self) -> dict[str, Feature]:
+        """Describes the low-dimensional entries."""
+        return {"environment_state": self.task.features(), "state": self.layout.state_feature}
+
+    def _randomization(
+        self,
+        config: RandomizeConfig | None,
+        sampler: str | Mapping[str, Any] | ParameterSampler,
+        num_envs: int,
+        seed: int,
+    ) -> MujocoRandomization | None:
+        if config is None:
+            return None
+        return MujocoRandomization(
+            self.model,
+            config,
+            sampler,
+            num_envs=num_envs,
+            action_dim=self.layout.action_feature.shape[0],
+            entries={name: feature.shape[0] for name, feature in self._numbers().items()},
+            seed=seed,
+        )
+
+    def _describe(self, action_mode: str, max_episode_steps: int | None) -> SimSpec:
+        return SimSpec(
             name=self.task.name,
             engine="mujoco",
-            observation=observation,
-            action=action,
+            observation=self._numbers() | ({} if self._pictures is None else self._pictures.features),
+            action=self.layout.action_feature,
             action_mode=action_mode,
             control_hz=CONTROL_HZ,
             max_episode_steps=max_episode_steps or self.task.max_episode_steps,
             restorable=True,
             independent=self._random is None or self._random.independent,
             instruction=self.task.instruction,
-            robot=arm,
+            robot=self.layout.kind.name,
             cameras=tuple(self.model.camera(i).name for i in range(self.model.ncam)),
         )
+
+    def _allocate(self, num_envs: int) -> None:
+        self._scratch = mujoco.MjData(self.model)
+        self._renderers: dict[tuple[int, int], Renderer] = {}
+        self._qpos = slice(1, 1 + self.model.nq)  # FULLPHYSICS is (time, qpos, qvel, act)
+        self._qvel = slice(1 + self.model.nq, 1 + self.model.nq + self.model.nv)
         self._book = EpisodeBook(num_envs)
         self._physics = np.zeros((num_envs, mujoco.mj_stateSize(self.model, PHYSICS)))
         self._reference = np.zeros((num_envs, self.model.nu))
         self._fixtures = np.zeros((num_envs, self.model.nmocap, 7))
-        try:
-            self.reset(seed)
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def num_envs(self) -> int:
