@@ -135,6 +135,10 @@ class RobosuiteEnv:
             obs_size=len(self._observe()),
             cameras=tuple(self.model.camera(i).name for i in range(self.model.ncam)),
         )
+        # Compiles the controller now, so that no first step is slow enough to be taken for a hanging one.
+        scratch = np.zeros(self._end)
+        self.reset(scratch, 0)
+        self.step(scratch, np.zeros(7 * task.num_arms))
 
     def _slices(self) -> None:
         count, arms, bodies = mujoco.mj_stateSize(self.model, STATE), len(self._arms), self.model.nbody
