@@ -1,5 +1,5 @@
 # make demo: the whole pipeline and its report. make help: the rest.
-.PHONY: help setup demo test lint format bench
+.PHONY: help setup demo test test-robosuite test-isaaclab test-envs test-engines lint format bench bench-render
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 
@@ -18,6 +18,7 @@ help:
 	@echo "make demo    demonstrations, cloning, fine-tuning, evaluation and a simulated arm; ends with a report page"
 	@echo "make test    all tests            make lint    style, types, import rules"
 	@echo "make bench   all benchmarks       make setup   only install what is needed, into .venv"
+	@echo "make test-engines    the tests of robosuite, Isaac Lab and other environments, each in an environment of its own"
 
 setup: $(STAMP)
 
@@ -40,6 +41,19 @@ demo: $(STAMP)
 test: $(STAMP)
 	UV="$$(cat $(STAMP))" $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
+# Engines whose packages can't live together: each has an environment of its own.
+test-engines: test-robosuite test-isaaclab test-envs
+
+test-robosuite: .venv-robosuite/.synced
+	OMP_NUM_THREADS=1 .venv-robosuite/bin/python -m pytest -q -n $(JOBS) --timeout 600 tests/engines/robosuite
+
+test-isaaclab: .venv-isaaclab/.synced
+	WARP_CACHE_PATH=$(CURDIR)/.venv-isaaclab/warp-cache OMP_NUM_THREADS=1 .venv-isaaclab/bin/python -m pytest -q --timeout 900 \
+		tests/engines/isaaclab tests/contract/test_vecsim.py -k "isaaclab or engines"
+
+test-envs: .venv-envs/.synced
+	OMP_NUM_THREADS=1 .venv-envs/bin/python -m pytest -q -n $(JOBS) --timeout 600 tests/engines/envs
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,8 +71,11 @@ bench: $(STAMP) .venv-robosuite/.synced
 	$(BIN)/python benchmarks/flow_vs_ddim.py --json runs/flow_vs_ddim.json
 	$(BIN)/python benchmarks/jagg.py --json runs/jagg.json
 
-# The peer of the throughput benchmark needs an older MuJoCo, so it lives in an environment of its own.
-.venv-robosuite/.synced: $(STAMP)
+bench-render: $(STAMP)
 	@mkdir -p runs
-	UV_PROJECT_ENVIRONMENT=.venv-robosuite $$(cat $(STAMP)) sync --frozen --quiet --extra robosuite --python "$(PYTHON)"
+	$(BIN)/python benchmarks/render_throughput.py --json runs/render_throughput.json
+
+.venv-%/.synced: $(STAMP)
+	@mkdir -p runs
+	UV_PROJECT_ENVIRONMENT=.venv-$* $$(cat $(STAMP)) sync --frozen --quiet --extra $* --python "$(PYTHON)"
 	@touch $@
