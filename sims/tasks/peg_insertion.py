@@ -23,6 +23,8 @@ from sims.tasks.base import (
 HALF_THICKNESS_M = 0.011
 HANDLE_M = 0.068
 """From the middle of the hole to where the handle is held, along the nut's x axis."""
+HANDLE_YAW_RAD = np.pi / 3
+"""The handle starts within 60° of pointing straight ahead: a few hundred demonstrations cover that."""
 HOLE_HALF_M, PEG_HALF_M, PEG_HEIGHT_M = 0.022, 0.0175, 0.06
 """4.5 mm of play on each side."""
 ROUND_M = 0.01
@@ -53,7 +55,8 @@ class PegInsertion:
         return box_feature(names + extra, units + ("m",) * len(extra))
 
     def sample(self, rng: np.random.Generator, workspace: Workspace) -> Start:
-        nut = sample_object(rng, workspace.x(0.44, 0.58), workspace.y(-0.20, -0.06), HALF_THICKNESS_M, np.pi)
+        x, y = workspace.x(0.44, 0.58), workspace.y(-0.20, -0.06)
+        nut = sample_object(rng, x, y, HALF_THICKNESS_M, HANDLE_YAW_RAD)
         peg = (rng.uniform(*workspace.x(0.49, 0.53)), rng.uniform(*workspace.y(0.13, 0.17)))
         return Start({"nut": nut}, {"peg": pose(peg)})
 
