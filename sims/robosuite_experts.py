@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sims.base import BoolArray, FloatArray
 from sims.experts import ExpertConfig
+from sims.robosuite_control import TRANSLATION_M
 from sims.robosuite_tasks import find_task
 
 Array = NDArray[np.float64]
@@ -21,8 +22,6 @@ Array = NDArray[np.float64]
 OPEN, CLOSED = -1.0, 1.0
 NOISE_MEMORY = 0.85
 GAIN_PER_M, GAIN_PER_RAD = 25.0, 4.0
-STEP_M = 0.015
-"""How far the tool travels in a control step under an action of 1."""
 UP = np.array([0.0, 0.0, 1.0])
 HOVER, DESCEND, CLOSE, RAISE, CARRY, LOWER, RELEASE = range(7)
 
@@ -178,7 +177,7 @@ class PickExpert:
 
     def _imperfect(self, step: Array, spin: Array) -> tuple[Array, Array]:
         config, rng = self.config, self._rng
-        fresh = np.sqrt(1 - NOISE_MEMORY**2) * config.noise_m / STEP_M * rng.normal(size=step.shape)
+        fresh = np.sqrt(1 - NOISE_MEMORY**2) * config.noise_m / TRANSLATION_M * rng.normal(size=step.shape)
         self._noise = NOISE_MEMORY * self._noise + fresh
         starts = (self._pause == 0) & (rng.random(len(step)) < config.hesitation)
         self._pause = np.where(starts, rng.integers(2, 7, len(step)), np.maximum(self._pause - 1, 0))

@@ -189,5 +189,6 @@ def describe(
         max_episode_steps=limit,
         restorable=True,
         instruction=task.instruction,
+        robot="panda",
         cameras=cameras,
     )
