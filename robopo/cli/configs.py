@@ -143,15 +143,25 @@ def _with_tuples(value: Any) -> Any:
 
 def build(node: Any, **extra: Any) -> Any:
     """Call the ``_target_`` of a configuration node with its values and ``extra``."""
+    if isinstance(node, DictConfig) and (missing := sorted(OmegaConf.missing_keys(node))):
+        raise ConfigError(f"{node['_target_']} needs {', '.join(missing)}: for example sim.{missing[0]}=Ant-v5")
     try:
         return instantiate(node, **extra)
     except HydraException as error:
         cause = error.__cause__
         if isinstance(cause, RobopoError):
             raise cause from error
-        if isinstance(cause, ValueError | TypeError | OSError):
+        if isinstance(cause, ValueError | TypeError | OSError | ImportError):
             raise ConfigError(f"{node['_target_']}: {cause}") from error
         raise
+
+
+def build_for_evaluation(sim: Any, num_envs: int) -> Any:
+    """The simulator of a configuration node with other environments side by side; one that is randomised draws its
+    settings uniformly, whoever chooses those of training.
+    """
+    extra = {"sampler": "uniform"} if "sampler" in sim else {}
+    return build(sim, num_envs=num_envs, **extra)
 
 
 def handle_cfg_flag(name: str, argv: Sequence[str], register: Mapping[tuple[str, str], Any]) -> str | None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from robopo.algos.best_of_n_io import load_acting
-from robopo.cli.configs import build, handle_cfg_flag, load_config, to_object
+from robopo.cli.configs import build_for_evaluation, handle_cfg_flag, load_config, to_object
 from robopo.cli.schema import EVAL, EvalConfig
 from robopo.device import select_device
 from robopo.errors import ConfigError, DataError
@@ -20,6 +20,8 @@ from robopo.eval.evaluate import evaluate
 from robopo.eval.provenance import collect_provenance
 from robopo.eval.records import EvalReport
 from robopo.eval.report import CurvePoint, Film, Report
+from robopo.eval.robustness import robustness
+from robopo.eval.robustness_plots import plot_parameters, robustness_html
 from robopo.eval.seeds import evaluation_seeds
 from robopo.eval.video import annotate, record_episodes, write_mp4
 from robopo.policies.base import Policy, PolicySpec
@@ -99,11 +101,19 @@ def evaluate_folder(config: EvalConfig, policy: Policy, folder: Path) -> tuple[E
     films = film(config, policy, seeds[: config.videos], (folder, out / "videos"), options) if config.videos else []
     report.write_json(out / "report.json")
     report.write_csv(out / "episodes.csv")
+    where = ""
+    if varied := report.rows[0].parameters:
+        settings = {name: [row.parameters[name] for row in report.rows] for name in varied}
+        returns, success = [row.return_ for row in report.rows], [row.success for row in report.rows]
+        found = robustness(settings, returns, success, has_success=report.has_success)
+        found.write_json(out / "robustness.json")
+        where = robustness_html(found, plot_parameters(found, out / "robustness"))
     page = Report(
         title=f"{policy.spec.task}: {folder.name}",
         after=report,
         curve=curve(run_dir / METRICS),
         films=films,
+        robustness=where,
         config=read_config(folder),
         provenance=collect_provenance(seed=config.noise_seed).to_json(),
     )
@@ -114,14 +124,14 @@ def evaluate_folder(config: EvalConfig, policy: Policy, folder: Path) -> tuple[E
 def make_sim(config: EvalConfig, policy: Policy, folder: Path, num_envs: int) -> VecSim:
     """The simulator of ``sim=``, or the one that the policy in ``folder`` was trained in."""
     if config.sim is not None:
-        return build(config.sim, num_envs=num_envs)
+        return build_for_evaluation(config.sim, num_envs)
     trained_in = read_config(folder).get("provenance", {}).get("simulator")
     if trained_in is not None:
         if not str(trained_in.get("_target_", "")).startswith("sims."):  # a policy from elsewhere must not run code
             raise ConfigError(
                 f"{folder} names the simulator {trained_in.get('_target_')!r}, not one of ours: give sim=…"
             )
-        return build(trained_in, num_envs=num_envs)
+        return build_for_evaluation(trained_in, num_envs)
     try:
         if policy.spec.action_mode == ACTION_MODE:
             return GymnasiumVec(policy.spec.task, num_envs)

@@ -16,7 +16,16 @@ from rich.console import Console
 
 from robopo.algos.bc import BCConfig
 from robopo.algos.policy_gradient_config import PolicyGradientConfig
-from robopo.cli.configs import SavedRun, build, choices, handle_cfg_flag, load_config, load_saved, to_object
+from robopo.cli.configs import (
+    SavedRun,
+    build,
+    build_for_evaluation,
+    choices,
+    handle_cfg_flag,
+    load_config,
+    load_saved,
+    to_object,
+)
 from robopo.cli.finetuning import Seeds, algorithm_choices
 from robopo.cli.schema import TRAIN, TrainConfig
 from robopo.cli.stages import Prepared, Workshop, stage_of
@@ -111,7 +120,7 @@ def prepare(run: Run) -> Generator[Prepared]:
     seeds = SeedTree(config.seed)
     seeds.seed_globals()
     sim: VecSim = build(config.sim, seed=seeds.int("sim") % 10**9)
-    watched: VecSim = build(config.sim, num_envs=min(config.evaluation.num_envs, config.evaluation.n))
+    watched: VecSim = build_for_evaluation(config.sim, min(config.evaluation.num_envs, config.evaluation.n))
     try:
         resume = None if run.resume is None else run.resume.folder
         yield stage_of(

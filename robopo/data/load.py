@@ -9,6 +9,7 @@ from robopo.data.demo import DemoData
 from robopo.data.dppo_npz import read_dppo_npz
 from robopo.data.hdf5 import read_robomimic
 from robopo.data.lerobot import read_lowdim
+from robopo.data.ogbench import is_ogbench, read_ogbench
 from robopo.errors import DataError
 
 
@@ -30,6 +31,8 @@ def load_demonstrations(
                 raise DataError(
                     f"{path}: pictures are not read from npz files; use a LeRobotDataset or robomimic's HDF5"
                 )
+            if is_ogbench(path):
+                return read_ogbench(path).to_demo(control_hz=control_hz)
             beside = path.with_name("normalization.npz")
             normalization = beside if beside.exists() else None
             return read_dppo_npz(path, control_hz=control_hz, normalization=normalization, state_dim=state_dim)

@@ -154,10 +154,14 @@ def _play(player: _Player, sim: VecSim, seeds: Sequence[int], rows_per_chunk: in
     playing = np.arange(count) < len(seeds)
     steps, total = np.zeros(count, np.int64), np.zeros(count)
     success, at_end, terminated, diverged = (np.zeros(count, np.bool_) for _ in range(4))
+    parameters: list[dict[str, float]] = [{} for _ in range(count)]
     while playing.any():
         chunk = player.chunk(playing)
         for row in range(rows_per_chunk):
-            step = sim.step(chunk[:, row], mask=playing if sim.spec.maskable else None)
+            step = sim.step(chunk[:, row], mask=playing)
+            if varied := step.info.get("parameters"):
+                for i in np.flatnonzero(playing):
+                    parameters[i] = {name: float(values[i]) for name, values in varied.items()}
             steps += playing
             total += np.where(playing, step.reward, 0.0)
             solved = np.asarray(step.info["success"], dtype=np.bool_)
@@ -178,6 +182,7 @@ def _play(player: _Player, sim: VecSim, seeds: Sequence[int], rows_per_chunk: in
             return_=float(total[i]),
             terminated=bool(terminated[i]),
             diverged=bool(diverged[i]),
+            parameters=parameters[i],
         )
         for i, seed in enumerate(seeds)
     ]

@@ -37,6 +37,8 @@ class EpisodeRow:
     """The episode ended by itself; otherwise it ran out of time."""
     diverged: bool = False
     """The physics gave up; counted as a failure unless the task was fulfilled before."""
+    parameters: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What was randomised in this episode: name -> physical value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +154,11 @@ class EvalReport:
     def write_csv(self, path: Path) -> None:
         """One line per episode under a header, for a spreadsheet."""
         buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, [f.name for f in fields(EpisodeRow)], lineterminator="\n")
+        plain = [f.name for f in fields(EpisodeRow) if f.name != "parameters"]
+        varied = list(self.rows[0].parameters)
+        writer = csv.DictWriter(buffer, [*plain, *varied], lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(asdict(row) for row in self.rows)
+        writer.writerows({**asdict(row), **row.parameters} for row in self.rows)
         write_text(path, buffer.getvalue())
 
 

@@ -91,6 +91,8 @@ class Report:
     """Episodes, before and after."""
     deployment: Deployment | None = None
     """A run on an arm."""
+    robustness: str = ""
+    """HTML of ``robustness_html``, where the simulator was randomised."""
     notes: Sequence[str] = ()
     """What a reader should know before trusting the numbers."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -106,6 +108,7 @@ class Report:
             _section("Success during training", _curve(self.curve)) if self.curve and self._has_success() else "",
             _section("Episodes to watch", _films(self.films)) if self.films else "",
             _section("Deployment", _deployment(self.deployment)) if self.deployment else "",
+            _section("Where the world differs", self.robustness) if self.robustness else "",
             _section("Every episode", _episodes(self.before, self.after)) if self.before or self.after else "",
             _section("Read with care", _list(self.notes)) if self.notes else "",
             _section("Configuration", _config(self.config)) if self.config else "",

@@ -155,6 +155,9 @@ class _FilmedSim:
         for env in np.flatnonzero(self._filming):
             self.frames.setdefault(self._seeds[env], []).append(self._sim.render(int(env), **self._view))
 
+    def observe(self) -> dict[str, FloatArray]:
+        return self._sim.observe()
+
     def state(self) -> dict[str, NDArray[Any]]:
         return self._sim.state()
 
