@@ -171,7 +171,7 @@ class ArmTask:
         }
         options = self.cameras
         for name in options.names:
-            observation[f"image_{name}"] = image_feature(options.height, options.width)
+            observation[f"image_{name}"] = image_feature(options.size, options.size)
             if options.depth:
                 observation[f"depth_{name}"] = depth_feature(options)
         return SimSpec(
@@ -359,6 +359,6 @@ def _gains(model: mujoco.MjModel, actuator: int, joint: str, shared: int) -> tup
 
 def depth_feature(options: CameraOptions) -> Feature:
     """Distance along the optical axis in metres, rows of the picture one after the other; 0 where there is nothing."""
-    size = options.height * options.width
-    names = tuple(f"row{i}_column{j}" for i in range(options.height) for j in range(options.width))
+    size = options.size**2
+    names = tuple(f"row{i}_column{j}" for i in range(options.size) for j in range(options.size))
     return Feature((size,), names, ("m",) * size, (0.0,) * size, (float("inf"),) * size)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import mujoco
@@ -19,23 +18,10 @@ class CameraOptions:
     """Which of the scene's cameras are observed, and how."""
 
     names: tuple[str, ...] = ()
-    width: int = 96
-    height: int = 96
+    size: int = 64
+    """Pixels along each side."""
     depth: bool = False
-    """Add ``depth_<camera>`` [E, height * width] in metres."""
-
-    @classmethod
-    def of(cls, cameras: Sequence[str] | Mapping[str, Any]) -> CameraOptions:
-        """From names alone, or from a mapping of these fields. ValueError for a field that doesn't exist."""
-        if not isinstance(cameras, Mapping):
-            return cls(tuple(cameras))
-        known = [field.name for field in fields(cls)]
-        wrong = sorted(set(cameras) - set(known))
-        if wrong:
-            raise ValueError(f"cameras has no {', '.join(wrong)}: known are {', '.join(known)}")
-        values: dict[str, Any] = dict(cameras)
-        values["names"] = tuple(cameras.get("names", ()))
-        return cls(**values)
+    """Add ``depth_<camera>`` [E, size * size] in metres."""
 
 
 def camera_settings(model: mujoco.MjModel, name: str, options: CameraOptions) -> Any:
@@ -55,13 +41,13 @@ def camera_settings(model: mujoco.MjModel, name: str, options: CameraOptions) ->
         offset=sensors.CameraCfg.OffsetCfg(pos=tuple(camera.pos.tolist()), rot=(x, y, z, w), convention="opengl"),
         spawn=sim.PinholeCameraCfg(
             focal_length=FOCAL_MM,
-            horizontal_aperture=aperture * options.width / options.height,
+            horizontal_aperture=aperture,
             vertical_aperture=aperture,
             clipping_range=(0.01, 20.0),
         ),
         data_types=["rgb", "depth"] if options.depth else ["rgb"],
-        width=options.width,
-        height=options.height,
+        width=options.size,
+        height=options.size,
         renderer_cfg=load("isaaclab_newton.renderers").NewtonWarpRendererCfg(),
     )
 

@@ -56,7 +56,7 @@ class IsaacLabVec:
     restorable (Newton's warm starts and Isaac Lab's buffers can't be put back).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what a YAML file may say
         self,
         task: str = "lift",
         num_envs: int = 64,
@@ -66,7 +66,9 @@ class IsaacLabVec:
         max_episode_steps: int | None = None,
         dense_reward: bool = False,
         terminate_on_success: bool = True,
-        cameras: Sequence[str] | Mapping[str, Any] = (),
+        cameras: Sequence[str] = (),
+        image_size: int = 64,
+        depth: bool = False,
         cpu_graph: bool | None = None,
         cfg_overrides: Mapping[str, Any] | None = None,
     ) -> None:
@@ -74,8 +76,9 @@ class IsaacLabVec:
         ``cuda:0``. max_episode_steps: default the task's. cfg_overrides: dotted path -> value, set in the configuration
         of a foreign environment before it is built.
 
-        Of the native tasks alone: dense_reward, terminate_on_success; cameras: names, or the fields of
-        ``CameraOptions``; cpu_graph: replay a recorded physics step on the CPU (default where possible).
+        Of the native tasks alone: dense_reward, terminate_on_success; cameras, image_size, depth: entries
+        image_<camera>, that many pixels square, and depth_<camera>; cpu_graph: replay a recorded physics step on the
+        CPU (default where possible).
 
         Raises ImportError without the extra, ValueError for an unknown task or option, FileNotFoundError for assets
         that can't be had, RuntimeError while another one is open in this process.
@@ -93,7 +96,7 @@ class IsaacLabVec:
             {
                 "dense_reward": dense_reward,
                 "terminate_on_success": terminate_on_success,
-                "cameras": CameraOptions.of(cameras),
+                "cameras": CameraOptions(tuple(cameras), image_size, depth),
                 "cpu_graph": cpu_graph,
             },
             cfg_overrides,

@@ -69,7 +69,7 @@ def test_the_model_that_newton_simulates_is_the_native_one() -> None:
 
 
 def test_pictures_show_the_cube_and_depths_are_metres() -> None:
-    sim = IsaacLabVec("lift", 2, cameras={"names": ["front"], "width": 64, "height": 64, "depth": True})
+    sim = IsaacLabVec("lift", 2, cameras=["front"], image_size=64, depth=True)
     try:
         obs = sim.reset(0)
         picture, depth = obs["image_front"], obs["depth_front"]
