@@ -1,5 +1,5 @@
 # make demo: the whole pipeline and its report. make help: the rest.
-.PHONY: help setup demo test test-robosuite test-isaaclab test-envs test-engines lint format bench bench-render
+.PHONY: help setup demo test test-robosuite test-isaaclab test-envs test-engines lint format bench bench-render bench-engines
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 
@@ -74,6 +74,9 @@ bench: $(STAMP) .venv-robosuite/.synced
 bench-render: $(STAMP)
 	@mkdir -p runs
 	$(BIN)/python benchmarks/render_throughput.py --json runs/render_throughput.json
+
+bench-engines: $(STAMP) .venv-robosuite/.synced .venv-isaaclab/.synced
+	$(BIN)/python benchmarks/engines.py --json runs/engines.json
 
 .venv-%/.synced: $(STAMP)
 	@mkdir -p runs
