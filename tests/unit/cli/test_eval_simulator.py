@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from robopo.cli.configs import config_dir, load_config
-from robopo.cli.evaluate import make_sim
+from robopo.cli.evaluate import evaluate_folder, make_sim
 from robopo.cli.pipeline import scratch_policy
 from robopo.cli.schema import TRAIN, EvalConfig
 from robopo.cli.train import main
 from robopo.errors import ConfigError
+from robopo.eval.records import EvalReport
 from robopo.policies.io import load_policy, save_policy
 from sims.mujoco_vec import MujocoVec
 
@@ -68,3 +69,19 @@ def test_training_writes_it_down(tmp_path: Path) -> None:
     (saved,) = run.glob("checkpoints/*/config.json") if (run / "checkpoints").is_dir() else [None]
     assert saved is not None
     assert json.loads(saved.read_text())["provenance"]["simulator"]["max_episode_steps"] == 8
+
+
+def test_a_randomised_simulator_is_reported_by_parameter(folder: Path, tmp_path: Path) -> None:
+    varied = {**SIM, "randomize": {"object_mass": [0.5, 2.0]}, "sampler": {"name": "pdts", "batch_size": 4}}
+    config = EvalConfig(sim=varied, n=4, num_envs=2, videos=0, out=str(tmp_path / "report"))
+    report, out = evaluate_folder(config, load_policy(folder), folder)
+    masses = [row.parameters["object_mass"] for row in report.rows]
+    assert len(set(masses)) == 4 and all(0.5 <= mass <= 2.0 for mass in masses)
+    again, _ = evaluate_folder(config, load_policy(folder), folder)
+    assert [row.parameters for row in again.rows] == [row.parameters for row in report.rows]  # uniform, by seed
+    header, first, *_ = (out / "episodes.csv").read_text().splitlines()
+    assert header.split(",")[-1] == "object_mass" and float(first.split(",")[-1]) == pytest.approx(masses[0])
+    assert "object_mass" in json.loads((out / "robustness.json").read_text())["curves"][0].values()
+    page = (out / "report.html").read_text()
+    assert "Where the world differs" in page and "data:image/png;base64," in page
+    assert EvalReport.read_json(out / "report.json").rows == report.rows
