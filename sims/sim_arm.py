@@ -98,10 +98,11 @@ class SimArm:
         actuators: Sequence[str] | None = None,
         gripper_actuator: str = "gripper",
         finger_joints: Sequence[str] = ("finger_joint1", "finger_joint2"),
+        gripper_scale: float = 1.0,
     ) -> None:
         """spec.joints name the model's joints; their position actuators default to ``actuator1`` … in that order.
 
-        Fingers: the sum of their positions is the opening in metres.
+        Fingers: the sum of their positions times gripper_scale is the opening in metres.
         """
         self.spec, self.config, self._clock = spec, config or SimArmConfig(), clock
         self.faults = SimFaults()
@@ -115,6 +116,7 @@ class SimArm:
             raise SpecError(f"{len(self._act)} actuators for {spec.num_joints} joints of arm {spec.name!r}")
         self._gain, self._bias = self._model.actuator_gainprm.copy(), self._model.actuator_biasprm.copy()
         self._gripper = self._model.actuator(gripper_actuator).id if spec.gripper else -1
+        self._gripper_scale = gripper_scale
         self._fingers = np.array([self._model.joint(j).qposadr[0] for j in finger_joints]) if spec.gripper else None
         self._rng = np.random.default_rng(self.config.seed)
         self._low, self._high = spec.column("position_min_rad"), spec.column("position_max_rad")
@@ -252,7 +254,9 @@ class SimArm:
             raise RefusedError("reset_scene: the arm is enabled; disable it first")
         if np.shape(qpos) != (self._model.nq,):
             raise SpecError(f"qpos has shape {np.shape(qpos)}, expected ({self._model.nq},)")
+        placed = self._data.mocap_pos.copy(), self._data.mocap_quat.copy()
         mujoco.mj_resetData(self._model, self._data)
+        self._data.mocap_pos[:], self._data.mocap_quat[:] = placed
         self._data.qpos[:] = qpos
         if qvel is not None:
             self._data.qvel[:] = qvel
@@ -262,6 +266,10 @@ class SimArm:
         self._opening_goal_m = self._opening()
         self._apply()
         self._rebase()
+
+    def place_fixtures(self, poses: Array) -> None:
+        """Set furniture and marks down, poses [nmocap, 7] (position, wxyz quaternion); before ``reset_scene``."""
+        self._data.mocap_pos[:], self._data.mocap_quat[:] = poses[:, :3], poses[:, 3:]
 
     def advance(self) -> None:
         """Bring the physics up to the clock's present, as any call does."""
@@ -325,13 +333,13 @@ class SimArm:
         bias[self._act] = np.where(driven[:, None], self._bias[self._act], 0.0)
         self._data.ctrl[self._act] = self._goal
         if self._gripper >= 0:
-            self._data.ctrl[self._gripper] = self._opening_goal_m
+            self._data.ctrl[self._gripper] = self._opening_goal_m / self._gripper_scale
 
     def _measured(self) -> Array:
         return self._data.qpos[self._qpos].copy()
 
     def _opening(self) -> float:
-        return 0.0 if self._fingers is None else float(self._data.qpos[self._fingers].sum())
+        return 0.0 if self._fingers is None else float(self._gripper_scale * self._data.qpos[self._fingers].sum())
 
     def _ticks(self, values: Array) -> Array:
         tick = self.config.tick_rad

@@ -16,6 +16,7 @@ from hardware.types import ArmState, Array, SpecError
 from robopo.deploy.checkpoint_spec import DeployedPolicy
 from robopo.errors import ConfigError, did_you_mean
 from robopo.eval.seeds import SeedPurpose, evaluation_seeds
+from sims.arm_model import make_arm
 from sims.controllers import MAX_REFERENCE_ERROR_RAD, JointTargetController
 from sims.mujoco_vec import MujocoVec
 from sims.sim_arm import SimArm, SimArmConfig
@@ -44,7 +45,11 @@ class SimCell:
         """task: default the policy's. tick_rad: step of the encoders."""
         name = task or policy.task
         # The batched simulator draws starts and knows the task; it never steps here.
-        self._sim = MujocoVec(name, 1, action_mode=policy.action_mode, num_threads=1)
+        kind = make_arm(policy.robot or "franka")
+        self._sim = MujocoVec(name, 1, arm=kind.name, action_mode=policy.action_mode, num_threads=1)
+        part, *others = self._sim.layout.arms
+        if others:
+            raise ConfigError(f"{name!r} needs {1 + len(others)} arms; robopo deploy drives one")
         if self._sim.spec.control_hz != policy.control_hz:
             raise ConfigError(
                 f"the policy acts at {policy.control_hz} Hz, the scene {name!r} at {self._sim.spec.control_hz} Hz; "
@@ -52,11 +57,16 @@ class SimCell:
             )
         model = self._sim.model
         self.arm = SimArm(
-            model, spec_from_model(model), clock=RealClock(), config=SimArmConfig(tick_rad=tick_rad, seed=seed)
+            model,
+            spec_from_model(model, kind=kind),
+            clock=RealClock(),
+            config=SimArmConfig(tick_rad=tick_rad, seed=seed),
+            finger_joints=[f"finger_joint{i + 1}" for i in range(kind.num_fingers)],
+            gripper_scale=kind.gripper_scale,
         )
         self.simulated = True
         """An episode may follow one that ended in HOLD without an operator: nobody can be hurt."""
-        self.resolver = ChunkResolver(self._sim.layout.arms[0].controller)
+        self.resolver = ChunkResolver(part.controller)
         self._seed = seed
 
     def gate_config(self, settings: Mapping[str, Any]) -> GateConfig:
@@ -87,7 +97,8 @@ class SimCell:
         """
         qpos, _ = self.arm.scene_state()
         part = self._sim.layout.arms[0]
-        qpos[part.joint], qpos[part.finger] = state.position_rad, 0.5 * state.gripper_m
+        qpos[part.joint] = state.position_rad
+        qpos[part.finger] = state.gripper_m / part.kind.gripper_scale / part.kind.num_fingers
         view = self._view(qpos)
         return {"environment_state": self._sim.task.observation(view)[0], "state": state_observation(view)[0]}
 
@@ -99,6 +110,7 @@ class SimCell:
         """Set the scene of episode ``episode``; the arm must be disconnected."""
         seeds = evaluation_seeds(self._seed + episode + 1, SeedPurpose.REPORT)
         self._sim.reset(np.array([seeds[-1]]))
+        self.arm.place_fixtures(self._sim.fixtures[0])
         self.arm.reset_scene(self._sim.qpos[0].copy())
 
     def close(self) -> None:

@@ -28,6 +28,8 @@ class DeployedPolicy:
     control_hz: float
     action_mode: str
     task: str = ""
+    robot: str = ""
+    """The arm that it was trained with, for example ``franka``; empty where the checkpoint doesn't say."""
 
     @property
     def dt_s(self) -> float:
@@ -67,6 +69,7 @@ def read_policy_spec(folder: Path) -> DeployedPolicy:
             control_hz=float(spec["control_hz"]),
             action_mode=str(spec["action_mode"]),
             task=str(spec.get("task", "")),
+            robot=str(((config.get("provenance") or {}).get("simulator") or {}).get("arm", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the 'spec' entry is incomplete ({error!r})") from error
