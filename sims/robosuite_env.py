@@ -239,7 +239,7 @@ class RobosuiteEnv:
         self._save(state)
         obs = self._observe()
         success = bool(self._env._check_success())  # noqa: SLF001
-        reward = float(self._env.reward()) if self.recipe.dense_reward else float(success)
+        reward = float(self._env.reward(action)) if self.recipe.dense_reward else float(success)
         if not (np.isfinite(obs).all() and np.isfinite(reward)):
             raise FloatingPointError("an observation or the reward is not finite")
         return obs, reward, success

@@ -161,3 +161,16 @@ def test_separate_keys_are_the_same_numbers() -> None:
     np.testing.assert_array_equal(joined["environment_state"], parts["object"])
     sim.close()
     split.close()
+
+
+def test_the_number_of_workers_changes_nothing() -> None:
+    sims = [RobosuiteVec("Stack", 3, num_workers=count, max_episode_steps=3) for count in (1, 2)]
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        action = generator.uniform(-1, 1, (3, 7))
+        left, right = (sim.step(action) for sim in sims)
+        for name in left.obs:
+            np.testing.assert_array_equal(left.obs[name], right.obs[name])
+            np.testing.assert_array_equal(left.final_obs[name], right.final_obs[name])
+    for sim in sims:
+        sim.close()
