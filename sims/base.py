@@ -56,8 +56,8 @@ class SimSpec:
     observation: Mapping[str, Feature]
     action: Feature
     action_mode: str
-    """``joint_position``, ``joint_delta`` or ``ee_delta``, with the gripper opening as the last element; or ``native``:
-    what a foreign environment takes."""
+    """``joint_position``, ``joint_delta`` or ``ee_delta``, with the gripper opening as the last element; ``osc_pose``:
+    robosuite's controller, fractions of 0.05 m and 0.5 rad; or ``native``: what a foreign environment takes."""
     control_hz: float
     max_episode_steps: int
     """Control steps after which an episode is truncated."""
