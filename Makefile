@@ -46,11 +46,11 @@ test-engines: test-robosuite test-isaaclab test-envs
 
 test-robosuite: .venv-robosuite/.synced
 	OMP_NUM_THREADS=1 .venv-robosuite/bin/python -m pytest -q -n $(JOBS) --timeout 600 \
-		tests/engines/robosuite tests/contract/test_vecsim.py -k robosuite
+		tests/engines/robosuite tests/contract -k robosuite
 
 test-isaaclab: .venv-isaaclab/.synced
 	WARP_CACHE_PATH=$(CURDIR)/.venv-isaaclab/warp-cache OMP_NUM_THREADS=1 .venv-isaaclab/bin/python -m pytest -q --timeout 900 \
-		tests/engines/isaaclab tests/contract/test_vecsim.py -k "isaaclab or engines"
+		tests/engines/isaaclab tests/contract -k isaaclab
 
 test-envs: .venv-envs/.synced
 	OMP_NUM_THREADS=1 .venv-envs/bin/python -m pytest -q -n $(JOBS) --timeout 600 tests/engines/envs

@@ -31,7 +31,7 @@ def load_demonstrations(
                 raise DataError(
                     f"{path}: pictures are not read from npz files; use a LeRobotDataset or robomimic's HDF5"
                 )
-            if is_ogbench(path):
+            if path.is_file() and is_ogbench(path):
                 return read_ogbench(path).to_demo(control_hz=control_hz)
             beside = path.with_name("normalization.npz")
             normalization = beside if beside.exists() else None

@@ -75,7 +75,7 @@ def test_members_start_bit_equal_in_mujoco() -> None:
     reset = sim.reset
     sim.reset = lambda *args, **named: (reset(*args, **named), states.append(sim.state()))[0]
     batch = collect(source, 2)
-    for name in ("physics", "reference", "goal"):
+    for name in ("physics", "reference", "fixtures"):
         np.testing.assert_array_equal(states[0][name][::2], states[0][name][1::2])
         assert not np.array_equal(states[0][name][0], states[0][name][2])
     assert batch.obs["state"][0, 0].equal(batch.obs["state"][0, 1])

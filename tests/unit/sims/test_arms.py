@@ -150,7 +150,7 @@ def test_compiles_alone_and_on_the_table(arm: ArmCase) -> None:
     assert alone.nu == scene.nu == len(arm.home) + 1
     names = [scene.actuator(i).name for i in range(scene.nu)]
     assert names == [*(f"actuator{i + 1}" for i in range(len(arm.home))), "gripper"]
-    assert scene.ncam == alone.ncam + 2 and scene.camera("wrist").bodyid[0] > 0
+    assert scene.ncam == alone.ncam + 3 and scene.camera("wrist").bodyid[0] > 0
     assert scene.body("link0").pos.tolist() == [0, 0, 0]
     moving = [i for i in range(1, scene.nbody) if scene.body(i).name not in ("link0", "world")]
     assert (scene.body_gravcomp[moving] == 1).all()

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sims.isaaclab_cameras import CameraOptions
 from sims.isaaclab_engine import asset_paths, check_assets
 from sims.isaaclab_foreign import bounds, digest, override
 from sims.isaaclab_vec import IsaacLabVec
@@ -60,10 +59,3 @@ def test_unbounded_actions_get_unit_bounds() -> None:
 
 def test_an_array_of_seeds_has_one_hash_that_knows_the_order() -> None:
     assert digest(np.array([1, 2])) == digest(np.array([1, 2], np.int32)) != digest(np.array([2, 1]))
-
-
-def test_cameras_are_names_or_fields() -> None:
-    assert CameraOptions.of(["front"]) == CameraOptions(("front",))
-    assert CameraOptions.of({"names": ["front"], "depth": True}) == CameraOptions(("front",), depth=True)
-    with pytest.raises(ValueError, match="cameras has no size"):
-        CameraOptions.of({"size": 3})
