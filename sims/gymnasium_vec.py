@@ -7,7 +7,6 @@ run doesn't depend on E or on the number of processes, and the last observation 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from sims.base import BoolArray, FloatArray, Seed, SimSpec, Step
 from sims.checks import check_state, checked_action, checked_mask
+from sims.cores import usable_cores
 from sims.episode_book import EpisodeBook
 from sims.gymnasium_batch import BatchEnvs
 from sims.gymnasium_envs import Envs, LocalEnvs
@@ -223,11 +223,6 @@ def check_settings(env_id: str, num_envs: int, vectorization: str, step_timeout_
         raise ValueError(f"unknown vectorization {vectorization!r}: known are {', '.join(VECTORIZATIONS)}")
     if not step_timeout_s > 0.0:
         raise ValueError(f"step_timeout_s={step_timeout_s}: must be positive")
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def episode_seed(key: int, episode: int) -> int:

@@ -7,7 +7,6 @@ state and generator alone, never on E, on the thread that ran it, or on its neig
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from sims.arm_model import make_arm
 from sims.base import BoolArray, Feature, FloatArray, Seed, SimSpec, Step
 from sims.checks import check_state, checked_action, checked_mask
 from sims.controllers import MAX_REFERENCE_ERROR_RAD
+from sims.cores import usable_cores
 from sims.episode_book import EpisodeBook
 from sims.mujoco_pictures import MujocoPictures
 from sims.mujoco_randomization import MujocoRandomization, holding_action
@@ -75,7 +75,7 @@ class MujocoVec:
         self.model = self.layout.model
         self.dense_reward, self.terminate_on_success = dense_reward, terminate_on_success
         self._substeps = round(1.0 / (CONTROL_HZ * self.model.opt.timestep))
-        threads = num_threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_threads or 1
+        threads = num_threads or usable_cores()
         self._pool = Rollout(nthread=threads)
         self._workers = [mujoco.MjData(self.model) for _ in range(threads)]
         self._random = self._randomization(RandomizeConfig.of(randomize), sampler, num_envs, seed)

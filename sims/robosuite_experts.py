@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from sims.base import BoolArray, FloatArray
 from sims.experts import ExpertConfig
+from sims.experts.base import Habits
 from sims.robosuite_control import TRANSLATION_M
 from sims.robosuite_tasks import find_task
 
 Array = NDArray[np.float64]
 
 OPEN, CLOSED = -1.0, 1.0
-NOISE_MEMORY = 0.85
 GAIN_PER_M, GAIN_PER_RAD = 25.0, 4.0
 UP = np.array([0.0, 0.0, 1.0])
 HOVER, DESCEND, CLOSE, RAISE, CARRY, LOWER, RELEASE = range(7)
@@ -47,7 +47,7 @@ def nearest(angle: Array, period: float) -> Array:
     return angle - period * np.round(angle / period)
 
 
-class PickExpert:
+class PickExpert(Habits):
     """Hover, turn, descend, close, raise, carry, lower, let go; start again when the object was lost.
 
     Subclasses say where the object is held, where it goes, and when it is there. An object's pose is its entry's first
@@ -60,27 +60,12 @@ class PickExpert:
     lost_m: ClassVar[float] = 0.05
     close_steps: ClassVar[int] = 8
 
+    noise_unit_m: ClassVar[float] = TRANSLATION_M
+
     def __init__(self, num_envs: int, config: ExpertConfig | None = None, *, seed: int = 0) -> None:
-        self.config = config or ExpertConfig()
-        self._rng = np.random.default_rng(np.random.SeedSequence((seed, 0xE4)))
-        self._phase, self._clock, self._pause = (np.zeros(num_envs, dtype=np.int64) for _ in range(3))
-        self._speed, self._side, self._detour = np.ones(num_envs), np.ones(num_envs), np.zeros(num_envs)
-        self._other_way = np.zeros(num_envs, dtype=bool)
-        self._aim, self._noise = np.zeros((num_envs, 3)), np.zeros((num_envs, 3))
         self._way = np.zeros(num_envs, dtype=np.int64)
         self.place = np.zeros((num_envs, 3))
-        self.reset(np.ones(num_envs, dtype=bool))
-
-    def reset(self, mask: BoolArray) -> None:
-        """See ``sims.experts.Expert.reset``."""
-        config, rng, count = self.config, self._rng, int(mask.sum())
-        self._phase[mask], self._clock[mask], self._pause[mask] = 0, 0, 0
-        self._speed[mask] = 1 + config.speed_spread * rng.uniform(-1, 1, count)
-        self._other_way[mask] = rng.random(count) < config.two_ways
-        self._side[mask] = np.where(self._other_way[mask], -1.0, 1.0)
-        self._detour[mask] = config.detour_m * rng.uniform(0.3, 1.0, count)
-        self._aim[mask] = config.grasp_error_m * rng.normal(size=(count, 3)) * (1.0, 1.0, 0.5)
-        self._noise[mask] = 0.0
+        super().__init__(num_envs, config, seed=seed)
 
     def act(self, obs: Mapping[str, FloatArray]) -> Array:
         """Observation entries [E, D] -> action [E, 7]."""
@@ -119,9 +104,6 @@ class PickExpert:
         self._travel = np.linalg.norm(scene[:, :3] - self.place, axis=1)  # since the step before
         self.place = scene[:, :3]
         self.fingers_yaw = heading(self.hand[:, :, 1])  # they close along the hand's y axis
-
-    def _enter(self, phase: int, where: BoolArray) -> None:
-        self._phase[where], self._clock[where] = phase, 0
 
     # ------------------------------------------------------------------ what a task says
 
@@ -174,15 +156,6 @@ class PickExpert:
         closing = (self._phase >= CLOSE) & (self._phase < RELEASE)
         grip = np.where(closing, CLOSED, OPEN)[:, None]
         return np.clip(np.concatenate([step, spin, grip], axis=1), -1.0, 1.0)
-
-    def _imperfect(self, step: Array, spin: Array) -> tuple[Array, Array]:
-        config, rng = self.config, self._rng
-        fresh = np.sqrt(1 - NOISE_MEMORY**2) * config.noise_m / TRANSLATION_M * rng.normal(size=step.shape)
-        self._noise = NOISE_MEMORY * self._noise + fresh
-        starts = (self._pause == 0) & (rng.random(len(step)) < config.hesitation)
-        self._pause = np.where(starts, rng.integers(2, 7, len(step)), np.maximum(self._pause - 1, 0))
-        moving = (self._pause == 0)[:, None]
-        return np.where(moving, step + self._noise, 0.3 * self._noise), np.where(moving, spin, 0.0)
 
 
 class LiftExpert(PickExpert):

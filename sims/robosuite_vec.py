@@ -7,7 +7,6 @@ number of workers, or by which of them steps it.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from sims.base import BoolArray, FloatArray, Seed, SimSpec, Step
 from sims.checks import check_state, checked_action, checked_mask
+from sims.cores import usable_cores
 from sims.episode_book import EpisodeBook
 from sims.robosuite_env import Recipe, RobosuiteEnv, require_robosuite
 from sims.robosuite_pool import WorkerPool
@@ -230,8 +230,3 @@ class RobosuiteVec:
     def close(self) -> None:
         """End the worker processes; callable twice, also after Ctrl-C."""
         self.pool.close()
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,11 +75,11 @@ class Expert(Protocol):
         ...
 
 
-class ToolExpert:
-    """What the experts share: habits per episode, moving the tool toward a pose, imperfection."""
+class Habits:
+    """What every demonstrator has: phases with a clock, habits drawn per episode, a hand that wanders and hesitates."""
 
-    speed_m = 0.022
-    """Translation per control step of the clean expert: 0.44 m/s at 20 Hz."""
+    noise_unit_m: ClassVar[float] = 1.0
+    """Metres in one unit of the translations that are disturbed."""
 
     def __init__(self, num_envs: int, config: ExpertConfig | None = None, *, seed: int = 0) -> None:
         self.config = config or ExpertConfig()
@@ -103,12 +103,28 @@ class ToolExpert:
         self._aim[mask] = config.grasp_error_m * rng.normal(size=(count, 3)) * (1.0, 1.0, 0.5)
         self._noise[mask] = 0.0
 
+    def _enter(self, phase: int, where: BoolArray) -> None:
+        self._phase[where], self._clock[where] = phase, 0
+
+    def _imperfect(self, step: Array, turn: Array) -> tuple[Array, Array]:
+        config, rng = self.config, self._rng
+        fresh = np.sqrt(1 - NOISE_MEMORY**2) * config.noise_m / self.noise_unit_m * rng.normal(size=step.shape)
+        self._noise = NOISE_MEMORY * self._noise + fresh
+        starts = (self._pause == 0) & (rng.random(len(step)) < config.hesitation)
+        self._pause = np.where(starts, rng.integers(2, 7, len(step)), np.maximum(self._pause - 1, 0))
+        moving = (self._pause == 0)[:, None]
+        return np.where(moving, step + self._noise, 0.3 * self._noise), np.where(moving, turn, 0.0)
+
+
+class ToolExpert(Habits):
+    """What the native tasks' experts share: moving the tool toward a pose."""
+
+    speed_m = 0.022
+    """Translation per control step of the clean expert: 0.44 m/s at 20 Hz."""
+
     def act(self, obs: Mapping[str, FloatArray]) -> Array:
         """See ``Expert.act``; each task's expert has its own."""
         raise NotImplementedError
-
-    def _enter(self, phase: int, where: BoolArray) -> None:
-        self._phase[where], self._clock[where] = phase, 0
 
     def _toward(self, state: Array, target: Array, yaw_rad: Array, opening: Array) -> Array:
         """Action [E, 7] that moves the tool toward ``target`` [E, 3], pointing down, turned to ``yaw_rad`` [E].
@@ -127,15 +143,6 @@ class ToolExpert:
         step, turn = self._imperfect(step, np.clip(0.5 * turn, -0.12, 0.12))
         self._clock += 1
         return np.concatenate([step, turn, opening[:, None]], axis=1)
-
-    def _imperfect(self, step: Array, turn: Array) -> tuple[Array, Array]:
-        config, rng = self.config, self._rng
-        fresh = np.sqrt(1 - NOISE_MEMORY**2) * config.noise_m * rng.normal(size=step.shape)
-        self._noise = NOISE_MEMORY * self._noise + fresh
-        starts = (self._pause == 0) & (rng.random(len(step)) < config.hesitation)
-        self._pause = np.where(starts, rng.integers(2, 7, len(step)), np.maximum(self._pause - 1, 0))
-        moving = (self._pause == 0)[:, None]
-        return np.where(moving, step + self._noise, 0.3 * self._noise), np.where(moving, turn, 0.0)
 
 
 def yaw_of(axes: Array) -> Array:
