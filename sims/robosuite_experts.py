@@ -63,9 +63,9 @@ class PickExpert(Habits):
     noise_unit_m: ClassVar[float] = TRANSLATION_M
 
     def __init__(self, num_envs: int, config: ExpertConfig | None = None, *, seed: int = 0) -> None:
+        super().__init__(num_envs, config, seed=seed)
         self._way = np.zeros(num_envs, dtype=np.int64)
         self.place = np.zeros((num_envs, 3))
-        super().__init__(num_envs, config, seed=seed)
 
     def act(self, obs: Mapping[str, FloatArray]) -> Array:
         """Observation entries [E, D] -> action [E, 7]."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from robopo.eval.comparison_tables import all_tables, result_table, table_markdo
 from robopo.eval.provenance import collect_provenance
 from robopo.eval.records import EvalReport
 from robopo.train.logger import METRICS, read_metrics
+from sims.cores import usable_cores
 
 SCHEMA = 1
 STUDY = "study.json"
@@ -201,11 +201,6 @@ def progress_line(progress: Progress) -> str:
         return text
     eta = progress.eta_s
     return f"{text}  eta " + ("?" if eta is None else f"{eta:.0f} s" if eta < 120 else f"{eta / 60:.0f} min")
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _final(folder: Path) -> EvalReport | None:

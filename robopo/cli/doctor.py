@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from robopo.errors import ConfigError, did_you_mean
+from sims.cores import usable_cores
 
 
 class Status(StrEnum):
@@ -193,7 +194,7 @@ def check_disk(free_bytes: int) -> Check:
 
 def check_cores() -> Check:
     """Cores this process may use: fewer than the machine's inside a container."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     advice = "" if cores >= 2 else "robopo demo takes more than ten minutes on one core"
     return Check("CPU cores", Status.OK if cores >= 2 else Status.NOTE, str(cores), advice)
 

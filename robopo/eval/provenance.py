@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import subprocess
@@ -11,6 +10,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from sims.cores import usable_cores
 
 PACKAGES = ("robopo", "torch", "numpy", "mujoco", "lerobot")
 
@@ -56,7 +57,7 @@ def collect_provenance(*, seed: int | None = None, source: Path | None = None) -
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         cpu=_cpu_model(),
-        cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpu_cores=usable_cores(),
         gpu=_gpu(),
         seed=seed,
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
